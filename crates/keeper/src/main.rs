@@ -27,6 +27,8 @@ fn run(socket: &str, guest: &str) -> Result<()> {
     if !rustix::process::getuid().is_root() {
         bail!("it must run as root");
     }
+    // Signals for the node's terminal or process group are not for the keeper.
+    rustix::process::setsid().context("setsid")?;
     let single = SingleThreaded::observe().context("forking needs a single thread")?;
     process::set_not_dumpable().context("cannot become undumpable")?;
     let guest = sealed_copy(guest).with_context(|| format!("cannot load {guest}"))?;
