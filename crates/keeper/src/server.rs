@@ -29,6 +29,9 @@ const STREAM: u64 = 3 << 40;
 /// Longest list of arguments and environment in a memfd.
 const MAX_PROGRAM: u64 = 4 << 20;
 
+/// Most ended children kept whose id no helper has told: far more than can be starting at a time.
+const MAX_UNCLAIMED: usize = 4096;
+
 struct Node {
     socket: OwnedFd,
     unsent: VecDeque<(Vec<u8>, Option<OwnedFd>)>,
@@ -200,7 +203,7 @@ impl Server {
             Request::Spawn(request) => self.spawn(number, request, fds),
             Request::Signal { command, signal } => {
                 let reply = match self.command(&command) {
-                    Some(c) if c.exit.is_none() => match corral_sys::process::kill(c.pid, signal) {
+                    Some(c) if c.exit.is_none() && c.pid > 0 => match corral_sys::process::kill(c.pid, signal) {
                         Ok(()) => Reply::Done,
                         Err(e) => Reply::Failed { step: Step::Request, errno: e.raw_os_error() },
                     },
@@ -307,7 +310,9 @@ impl Server {
         let pid = sandbox.pid;
         match report(socket.as_fd()) {
             Report::Nothing => sandbox.starting = Some((socket, number)),
-            Report::Running | Report::Terminal(_) => self.reply(number, Reply::Started { pid, repeated: false }, None),
+            Report::Running | Report::Terminal(_) | Report::Process(_) => {
+                self.reply(number, Reply::Started { pid, repeated: false }, None)
+            }
             Report::Failed(step, errno) => {
                 corral_sys::process::kill(pid, libc::SIGKILL).unwrap_or(());
                 self.table.remove_sandbox(slot);
@@ -340,7 +345,8 @@ impl Server {
 
     fn keep(&mut self, number: u64, request: Spawn, spawned: spawn::Spawned) {
         let bounds = bounds_of(&request.io);
-        let spawn::Spawned { pid, socket, sources, mut logs, stdin } = spawned;
+        let spawn::Spawned { helper, socket, sources, mut logs, stdin } = spawned;
+        self.table.by_pid.insert(helper, Owner::Helper);
         let mut outputs = [None, None, None];
         for (stream, source) in sources.into_iter().enumerate() {
             if let (Some(source), Some(log)) = (source, logs[stream].take()) {
@@ -350,7 +356,7 @@ impl Server {
         let slot = self.table.add_command(Command {
             id: request.command,
             sandbox: request.sandbox,
-            pid,
+            pid: 0,
             io: request.io,
             starting: None,
             outputs,
@@ -387,6 +393,19 @@ impl Server {
                     command.starting = Some((socket, number));
                     return;
                 }
+                Report::Process(pid) => {
+                    command.starting = Some((socket, number));
+                    command.pid = pid;
+                    if let Some(ended) = self.table.unclaimed.remove(&pid) {
+                        return self.command_ended(slot, ended);
+                    }
+                    self.table.by_pid.insert(pid, Owner::Command(slot));
+                }
+                Report::Running if pid == 0 => {
+                    self.table.remove_command(slot);
+                    let reply = Reply::Failed { step: Step::Died, errno: Errno::CHILD.raw_os_error() };
+                    return self.reply(number, reply, None);
+                }
                 Report::Terminal(master) => {
                     let bounds = bounds_of(&command.io);
                     command.starting = Some((socket, number));
@@ -400,8 +419,9 @@ impl Server {
                 }
                 Report::Running => {
                     let input = command.input.as_ref().and_then(|fd| rustix::io::dup(fd).ok());
+                    let ended = command.exit.is_some();
                     self.reply(number, Reply::Started { pid, repeated: false }, input);
-                    return self.mark(slot);
+                    return if ended { self.tell_end(slot) } else { self.mark(slot) };
                 }
                 Report::Failed(step, errno) => {
                     // The process ends by itself; nobody asks for it any more.
@@ -462,8 +482,13 @@ impl Server {
             match self.table.by_pid.remove(&ended.pid) {
                 Some(Owner::Sandbox(slot)) => self.sandbox_ended(slot, ended),
                 Some(Owner::Command(slot)) => self.command_ended(slot, ended),
-                // A process whose start had failed.
-                None => {}
+                Some(Owner::Helper) => {}
+                None => {
+                    if self.table.unclaimed.len() >= MAX_UNCLAIMED {
+                        self.table.unclaimed.clear();
+                    }
+                    self.table.unclaimed.insert(ended.pid, ended);
+                }
             }
         }
     }
@@ -484,25 +509,26 @@ impl Server {
 
     fn command_ended(&mut self, slot: usize, ended: ChildExit) {
         self.command_reports(slot);
-        let Some(command) = self.table.commands.get_mut(slot) else { return };
-        if let Some((_, number)) = command.starting.take() {
-            self.table.remove_command(slot);
-            let reply = Reply::Failed { step: Step::Died, errno: Errno::CHILD.raw_os_error() };
-            return self.reply(number, reply, None);
-        }
-        if command.io == Io::Worker {
-            self.table.remove_command(slot);
-            return;
-        }
         self.drain_all(slot);
-        if let Some(command) = self.table.commands.get_mut(slot) {
-            command.exit = Some(exit_of(ended));
-            // A terminal's last user may be a surviving child; the node needs no input for an ended command.
-            if !matches!(command.io, Io::Terminal { .. }) {
-                command.input = None;
-            }
+        let Some(command) = self.table.commands.get_mut(slot) else { return };
+        command.exit = Some(exit_of(ended));
+        // A terminal's last user may be a surviving child; the node needs no input for another ended command.
+        if !matches!(command.io, Io::Terminal { .. }) {
+            command.input = None;
         }
-        self.mark(slot);
+        // The helper may still hold the socket: then its closing completes the start, and this end is told after it.
+        if command.starting.is_none() {
+            self.tell_end(slot);
+        }
+    }
+
+    /// Tells the node of a command's end; of a worker's nobody needs to know.
+    fn tell_end(&mut self, slot: usize) {
+        if self.table.commands.get(slot).is_some_and(|c| c.io == Io::Worker) {
+            self.table.remove_command(slot);
+        } else {
+            self.mark(slot);
+        }
     }
 
     fn forget_if_over(&mut self, slot: usize) {
@@ -545,6 +571,7 @@ fn bounds_of(io: &Io) -> LogBounds {
 
 enum Report {
     Nothing,
+    Process(i32),
     Running,
     Terminal(OwnedFd),
     Failed(Step, i32),
@@ -556,6 +583,7 @@ fn report(socket: BorrowedFd<'_>) -> Report {
     match wire::receive(socket, &mut buffer) {
         Ok(got) => match (got.bytes.as_slice(), got.fds.into_iter().next()) {
             ([b'T'], Some(master)) => Report::Terminal(master),
+            ([b'P', a, b, c, d], _) => Report::Process(i32::from_le_bytes([*a, *b, *c, *d])),
             ([b'E', step, errno], _) => {
                 Report::Failed(Step::from_number(*step).unwrap_or(Step::Died), i32::from(*errno))
             }

@@ -5,7 +5,7 @@ use crate::confine;
 use crate::launch::Kit;
 use crate::protocol::{Io, Program, Spawn, Step};
 use crate::wire;
-use corral_sys::fork::{self, clone_child, flags};
+use corral_sys::fork::{clone_child, flags};
 use corral_sys::{identity, process};
 use rustix::fs::{CWD, Mode, OFlags};
 use rustix::io::Errno;
@@ -23,9 +23,9 @@ pub const WORKER_FD: i32 = 3;
 /// A process that was made; its socket reports a failure, hands over a terminal, or closes when the program runs.
 #[derive(Debug)]
 pub struct Spawned {
-    /// Process id on the host.
-    pub pid: i32,
-    /// Socket to it.
+    /// The helper that makes it; the socket tells the process's own id.
+    pub helper: i32,
+    /// Socket to both.
     pub socket: OwnedFd,
     /// Sources of output with their logs, by stream: standard output, standard error, control. A terminal's source
     /// comes over the socket.
@@ -107,20 +107,9 @@ pub fn spawn(
     let helper = clone_child(kit.single, 0, unified.as_ref().map(AsFd::as_fd), || child.help(&cgroups, target.as_fd()))
         .map_err(|e| (Step::Clone, e))?;
     drop(theirs);
-    // The helper reports within a few system calls and ends.
-    let mut buffer = [0u8; 16];
-    let report = wire::receive(ours.as_fd(), &mut buffer);
-    fork::wait_for(helper).map_err(|e| (Step::Died, e))?;
-    let report = report.map_err(|_| (Step::Died, Errno::CHILD))?.bytes;
-    let pid = match report.as_slice() {
-        [b'P', raw @ ..] => i32::from_le_bytes(raw.try_into().map_err(|_| (Step::Died, Errno::INVAL))?),
-        [b'E', step, errno] => {
-            return Err((Step::from_number(*step).unwrap_or(Step::Died), Errno::from_raw_os_error((*errno).into())));
-        }
-        _ => return Err((Step::Died, Errno::INVAL)),
-    };
+    // The helper enters the sandbox's cgroups, where it may be throttled: nobody waits for it here.
     rustix::io::ioctl_fionbio(&ours, true).map_err(|e| (Step::Request, e))?;
-    Ok(Spawned { pid, socket: ours, sources: spawned_sources, logs, stdin: input })
+    Ok(Spawned { helper, socket: ours, sources: spawned_sources, logs, stdin: input })
 }
 
 struct Child<'a> {

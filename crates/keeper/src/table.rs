@@ -3,6 +3,7 @@
 use crate::output::Output;
 use crate::protocol::{CommandNotice, Exit, Io, SandboxNotice};
 use corral_api::ids::{CommandId, SandboxId};
+use corral_sys::fork::ChildExit;
 use std::collections::HashMap;
 use std::os::fd::OwnedFd;
 
@@ -33,7 +34,7 @@ pub struct Command {
     pub id: CommandId,
     /// In which sandbox.
     pub sandbox: SandboxId,
-    /// First process.
+    /// First process; 0 until the helper has told it.
     pub pid: i32,
     /// How its streams are connected.
     pub io: Io,
@@ -84,6 +85,8 @@ pub enum Owner {
     Sandbox(usize),
     /// First process of the command in this slot.
     Command(usize),
+    /// A helper, of which nothing is left to do.
+    Helper,
 }
 
 /// Slots that keep their number while they are used.
@@ -146,6 +149,8 @@ pub struct Table {
     pub by_command: HashMap<CommandId, usize>,
     /// Owner of a process id.
     pub by_pid: HashMap<i32, Owner>,
+    /// Ended children whose helper has not told their id yet, or whose start had failed.
+    pub unclaimed: HashMap<i32, ChildExit>,
 }
 
 impl Table {
@@ -160,10 +165,9 @@ impl Table {
 
     /// Takes a command in.
     pub fn add_command(&mut self, command: Command) -> usize {
-        let (id, pid) = (command.id.clone(), command.pid);
+        let id = command.id.clone();
         let slot = self.commands.insert(command);
         self.by_command.insert(id, slot);
-        self.by_pid.insert(pid, Owner::Command(slot));
         slot
     }
 
