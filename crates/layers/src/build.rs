@@ -72,7 +72,7 @@ impl LayerStore {
                         "an owner can be set for a directory source only".to_owned(),
                     ));
                 }
-                let io = |e| ImportError::io("open", path, e);
+                let io = |e| ImportError::source(path, e);
                 let file = File::open(path).map_err(io)?;
                 let size = file.metadata().map_err(io)?.len();
                 progress(ImportProgress::Planned { layers: 1, bytes: size });

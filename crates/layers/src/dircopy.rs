@@ -34,7 +34,7 @@ impl DirCopy<'_> {
     /// The source cannot be read, holds what an image cannot, or exceeds the bounds.
     pub(crate) fn run(&self, stage: &mut Stage, budget: &mut Budget) -> Result<(), ImportError> {
         let name = self.source.display().to_string();
-        let io = |e: rustix::io::Errno| ImportError::io("open", self.source, e);
+        let io = |e: rustix::io::Errno| ImportError::source(self.source, e);
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
         let root = rustix::fs::open(self.source, flags, Mode::empty()).map_err(io)?;
         let stat = rustix::fs::fstat(&root).map_err(io)?;

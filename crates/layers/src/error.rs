@@ -269,6 +269,17 @@ impl ImportError {
         Self::Io { op, path: path.as_ref().to_owned(), source: source.into() }
     }
 
+    /// The caller's source could not be opened: mostly the caller's mistake, else the host's.
+    pub(crate) fn source(path: impl AsRef<Path>, e: impl Into<io::Error>) -> Self {
+        let e = e.into();
+        match e.kind() {
+            io::ErrorKind::NotFound | io::ErrorKind::NotADirectory | io::ErrorKind::IsADirectory => {
+                Self::InvalidRequest(format!("{}: {}", path.as_ref().display(), e.kind()))
+            }
+            _ => Self::io("open", path, e),
+        }
+    }
+
     /// What kind of error a caller sees.
     pub fn kind(&self) -> ErrorKind {
         match self {

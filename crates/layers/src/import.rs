@@ -47,7 +47,7 @@ impl LayerStore {
         let count = u32::try_from(image.layers.len()).unwrap_or(u32::MAX);
         progress(ImportProgress::Planned { layers: count, bytes });
         let import = Import { store: self, options, cancel, progress, work: work.path() };
-        let layers = import.all_runs(&mut image)?;
+        let layers = without_repeats(import.all_runs(&mut image)?);
         let record = image_record(image, options, layers);
         progress(ImportProgress::Imported { image: record.clone() });
         Ok(record)
@@ -197,6 +197,15 @@ pub(crate) fn finish_layer(
         return Err(ImportError::Cancelled);
     }
     Ok(store.publish(&built, kind, at, entries)?)
+}
+
+/// Leaves each layer once, where it lies highest: overlayfs refuses a lower directory given twice (`ELOOP`).
+///
+/// The lower of two equal layers can go without a trace. All it holds, the upper one shows; all it hides, the upper one
+/// hides as well; and a directory with whiteouts against it is still merged, since the upper one has that directory.
+fn without_repeats(layers: Vec<LayerRecord>) -> Vec<LayerRecord> {
+    let is_last = |at: usize| !layers[at + 1..].iter().any(|above| above.digest == layers[at].digest);
+    (0..layers.len()).filter(|at| is_last(*at)).map(|at| layers[at].clone()).collect()
 }
 
 fn image_record(image: OpenedImage, options: &ImportOptions, layers: Vec<LayerRecord>) -> ImageRecord {

@@ -9,7 +9,7 @@ use corral_api::digest::Digest;
 use rustix::fs::CWD;
 use rustix::io::Errno;
 use rustix::mount::{FsMountFlags, FsOpenFlags, MountAttrFlags, MoveMountFlags, OpenTreeFlags, UnmountFlags};
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::ffi::OsStringExt;
@@ -24,8 +24,6 @@ pub(crate) struct Mounts {
     dir: PathBuf,
     /// One lock for each layer, so that a mount is made once however many ask.
     turns: Mutex<HashMap<Digest, Arc<Mutex<()>>>>,
-    /// Layers whose file this process has checked.
-    checked: Mutex<HashSet<Digest>>,
 }
 
 /// Holds off mounting and unmounting of one layer.
@@ -39,7 +37,7 @@ impl Hold {
 
 impl Mounts {
     pub(crate) fn new(dir: PathBuf) -> Self {
-        Self { dir, turns: Mutex::new(HashMap::new()), checked: Mutex::new(HashSet::new()) }
+        Self { dir, turns: Mutex::new(HashMap::new()) }
     }
 
     pub(crate) fn hold(&self, digest: &Digest) -> Hold {
@@ -88,23 +86,23 @@ fn mount_with(file: &Path, direct_io: bool) -> Result<OwnedFd, MountError> {
 impl LayerStore {
     /// Mounts a layer unless it is mounted, and says where. Many may call at once.
     ///
-    /// The file's size and superblock are checked before the first mount in a process, and its digest if it was
-    /// touched since it was last hashed.
+    /// The file's size and superblock are checked before, and its digest if it was touched since it was last hashed.
     ///
     /// # Errors
     /// No such layer, a damaged one, or the kernel refuses.
     pub fn ensure_mounted(&self, digest: &Digest) -> Result<PathBuf, MountError> {
         let hold = self.mounts().hold(digest);
         let _turn = hold.lock();
+        self.mount_held(digest)
+    }
+
+    /// Mounts a layer whose turn the caller holds.
+    fn mount_held(&self, digest: &Digest) -> Result<PathBuf, MountError> {
         let point = self.mounts().point(digest);
         if is_erofs(&point) {
             return Ok(point);
         }
-        let file = if self.mounts().checked.lock().unwrap_or_else(PoisonError::into_inner).contains(digest) {
-            self.path_of(digest)
-        } else {
-            self.check(digest)?
-        };
+        let file = self.check(digest)?;
         match std::fs::create_dir(&point) {
             Err(e) if e.kind() != io::ErrorKind::AlreadyExists => return Err(MountError::syscall("make", &point, e)),
             _ => {}
@@ -112,16 +110,19 @@ impl LayerStore {
         let mount = mount_detached(&file)?;
         rustix::mount::move_mount(mount.as_fd(), "", CWD, &point, MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH)
             .map_err(|e| MountError::syscall("attach a mount at", &point, e))?;
-        self.mounts().checked.lock().unwrap_or_else(PoisonError::into_inner).insert(*digest);
         Ok(point)
     }
 
-    /// A fresh detached clone of a layer's mount, for an overlay's lower directory; mounts the layer if need be.
+    /// A fresh detached clone of a layer's mount, for an overlay's lower directory; mounts the layer if need be. The
+    /// clone ends with its descriptor: hold it until the overlay is created.
     ///
     /// # Errors
     /// As [`LayerStore::ensure_mounted`].
     pub fn open_lower(&self, digest: &Digest) -> Result<OwnedFd, MountError> {
-        let point = self.ensure_mounted(digest)?;
+        // Under the layer's turn: an unmount in between would leave a clone of the empty mount point.
+        let hold = self.mounts().hold(digest);
+        let _turn = hold.lock();
+        let point = self.mount_held(digest)?;
         let flags = OpenTreeFlags::OPEN_TREE_CLONE | OpenTreeFlags::OPEN_TREE_CLOEXEC;
         rustix::mount::open_tree(CWD, &point, flags).map_err(|e| MountError::syscall("clone the mount at", &point, e))
     }

@@ -51,9 +51,9 @@ pub(crate) fn join(dir: &[u8], name: &[u8]) -> Vec<u8> {
     out
 }
 
-/// Whether `path` is `dir` or lies beneath it.
-pub(crate) fn is_within(path: &[u8], dir: &[u8]) -> bool {
-    dir.is_empty() || path == dir || (path.starts_with(dir) && path.get(dir.len()) == Some(&b'/'))
+/// The directory that a canonical path lies in; empty for the root.
+pub(crate) fn parent(path: &[u8]) -> &[u8] {
+    path.iter().rposition(|b| *b == b'/').map_or(b"", |at| &path[..at])
 }
 
 /// A name for messages: lossy, bounded.
@@ -84,8 +84,7 @@ mod tests {
     }
 
     #[test]
-    fn prefixes_end_at_components() {
-        assert!(is_within(b"a/b", b"a") && is_within(b"a", b"a") && is_within(b"a", b""));
-        assert!(!is_within(b"ab", b"a") && !is_within(b"a", b"a/b"));
+    fn parents_end_at_the_root() {
+        assert_eq!((parent(b"a/bc/d"), parent(b"a"), parent(b"")), (&b"a/bc"[..], &b""[..], &b""[..]));
     }
 }

@@ -108,9 +108,9 @@ pub(crate) struct Local {
 impl Local {
     pub(crate) fn open(&self) -> Result<Box<dyn Read>, ImportError> {
         match &self.content {
-            Content::File(path) => Ok(Box::new(File::open(path).map_err(|e| ImportError::io("open", path, e))?)),
+            Content::File(path) => Ok(Box::new(File::open(path).map_err(|e| ImportError::source(path, e))?)),
             Content::Slice { path, offset, len } => {
-                let io = |e| ImportError::io("open", path, e);
+                let io = |e| ImportError::source(path, e);
                 let mut file = File::open(path).map_err(io)?;
                 file.seek(SeekFrom::Start(*offset)).map_err(io)?;
                 Ok(Box::new(file.take(*len)))

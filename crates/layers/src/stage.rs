@@ -19,7 +19,7 @@ use crate::lower::LowerView;
 use crate::paths;
 use rustix::fs::{AtFlags, FileType, Mode, OFlags, ResolveFlags, Stat};
 use rustix::io::Errno;
-use std::collections::{BTreeMap, BTreeSet, HashSet};
+use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
@@ -70,7 +70,7 @@ pub(crate) struct Stage {
     host_path: PathBuf,
     lower: Option<LowerView>,
     /// Canonical paths put by the current source layer.
-    touched: HashSet<Box<[u8]>>,
+    touched: BTreeSet<Vec<u8>>,
     /// Canonical paths of opaque directories: nothing beneath shows through them.
     opaque: BTreeSet<Vec<u8>>,
     /// Times to give to directories at the end, after everything is put into them.
@@ -96,7 +96,7 @@ impl Stage {
             root,
             host_path: host_path.to_owned(),
             lower,
-            touched: HashSet::new(),
+            touched: BTreeSet::new(),
             opaque: BTreeSet::new(),
             dir_times: BTreeMap::new(),
             last: None,
@@ -210,15 +210,22 @@ impl Stage {
     /// Marks a path and the directories above it as put by the current layer.
     fn touch(&mut self, path: &[u8]) {
         let mut path = path;
-        while !path.is_empty() && self.touched.insert(path.into()) {
-            path = path.iter().rposition(|b| *b == b'/').map_or(b"", |at| &path[..at]);
+        while !path.is_empty() && self.touched.insert(path.to_vec()) {
+            path = paths::parent(path);
         }
     }
 
     /// Whether stored layers beneath show through at this canonical directory.
     fn lower_at(&self, dir: &[u8]) -> Option<&LowerView> {
-        let hidden = self.opaque.iter().any(|opaque| paths::is_within(dir, opaque));
-        self.lower.as_ref().filter(|_| !hidden)
+        let mut at = dir;
+        while !at.is_empty() && !self.opaque.is_empty() {
+            if self.opaque.contains(at) {
+                return None;
+            }
+            at = paths::parent(at);
+        }
+        // The root may be opaque as well.
+        self.lower.as_ref().filter(|_| !self.opaque.contains(at))
     }
 
     fn stat_stage(&self, path: &[u8]) -> rustix::io::Result<Option<Stat>> {

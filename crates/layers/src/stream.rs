@@ -35,6 +35,7 @@ pub(crate) fn classify(e: io::Error, source_name: &str) -> ImportError {
     }
     match e.kind() {
         io::ErrorKind::UnexpectedEof => ImportError::Truncated { source_name },
+        io::ErrorKind::IsADirectory => ImportError::InvalidRequest(format!("{source_name}: {}", e.kind())),
         // flate2 answers InvalidInput and InvalidData, zstd Other for bytes that do not decode.
         _ if e.raw_os_error().is_none() => ImportError::Corrupt { source_name, reason: e.to_string() },
         _ => ImportError::io("read", source_name, e),
@@ -54,11 +55,14 @@ impl Seen {
     }
 }
 
+/// Makes the fault of a bound that was passed.
+type MakeFault = fn(u64) -> StreamFault;
+
 /// Hashes and counts what passes; stops at a bound and when cancelled.
 pub(crate) struct Meter<'a, R> {
     inner: R,
     seen: Rc<RefCell<Seen>>,
-    bound: Option<(u64, fn(u64) -> StreamFault)>,
+    bound: Option<(u64, MakeFault)>,
     cancel: &'a CancelFlag,
     on_bytes: Option<Box<dyn FnMut(u64) + 'a>>,
 }
@@ -70,7 +74,7 @@ impl<'a, R: Read> Meter<'a, R> {
     }
 
     /// Fails once more than `bytes` have passed.
-    pub(crate) fn bounded(mut self, bytes: u64, fault: fn(u64) -> StreamFault) -> Self {
+    pub(crate) fn bounded(mut self, bytes: u64, fault: MakeFault) -> Self {
         self.bound = Some((bytes, fault));
         self
     }

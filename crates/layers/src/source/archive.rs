@@ -76,7 +76,7 @@ pub(crate) fn open(
     cancel: &CancelFlag,
 ) -> Result<OpenedImage, ImportError> {
     let name = path.display().to_string();
-    let io = |e| ImportError::io("open", path, e);
+    let io = |e| ImportError::source(path, e);
     let mut head = [0; 4];
     let read = File::open(path).map_err(io)?.take(4).read(&mut head).map_err(io)?;
     let plain = if Codec::sniff(&head[..read]) == Codec::Plain {

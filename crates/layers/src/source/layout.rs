@@ -33,13 +33,11 @@ impl Blobs for Directory {
     fn find(&self, name: &str) -> Result<Option<Content>, ImportError> {
         let path = self.root.join(name);
         let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
-        let open = || {
-            let root = rustix::fs::openat(CWD, &self.root, flags, Mode::empty())?;
-            // Nothing in a layout may be a link: it would read a file of the host.
-            let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS;
-            rustix::fs::openat2(&root, name, OFlags::PATH | OFlags::CLOEXEC, Mode::empty(), resolve)
-        };
-        match open() {
+        let root = rustix::fs::openat(CWD, &self.root, flags, Mode::empty());
+        let root = root.map_err(|e| ImportError::source(&self.root, e))?;
+        // Nothing in a layout may be a link: it would read a file of the host.
+        let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS;
+        match rustix::fs::openat2(&root, name, OFlags::PATH | OFlags::CLOEXEC, Mode::empty(), resolve) {
             Ok(_) => Ok(Some(Content::File(path))),
             Err(rustix::io::Errno::NOENT) => Ok(None),
             Err(e) => Err(ImportError::io("open", path, e)),

@@ -54,7 +54,7 @@ struct Access {
 }
 
 enum State {
-    Idle(Runtime, Access),
+    Idle(Runtime, Box<Access>),
     Fetching { events: mpsc::Receiver<Event>, thread: Option<JoinHandle<()>>, done: HashMap<usize, PathBuf> },
     Spent,
 }
@@ -169,7 +169,8 @@ pub(crate) fn open(
     let (manifest, source_digest, config_bytes) = runtime.block_on(or_cancelled(cancel, access.describe(options)))?;
     let (config, platform, diff_ids) = manifest::config(&config_bytes, text)?;
     let layers = manifest::layers(&manifest, &diff_ids, text, |_, _| Ok(Content::Remote))?;
-    let remote = Remote { state: State::Idle(runtime, access), work: work.to_owned(), stop: CancelFlag::new() };
+    let remote =
+        Remote { state: State::Idle(runtime, Box::new(access)), work: work.to_owned(), stop: CancelFlag::new() };
     let name = text.to_owned();
     Ok(OpenedImage { name, config, platform, source_digest: Some(source_digest), layers, remote: Some(remote) })
 }

@@ -10,6 +10,9 @@ use std::fs::File;
 use std::io::Read;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 
+/// Extended attributes: (name, value).
+pub(crate) type Xattrs = Vec<(Vec<u8>, Vec<u8>)>;
+
 /// Metadata of one entry.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Meta {
@@ -20,7 +23,7 @@ pub(crate) struct Meta {
     /// Seconds and nanoseconds since the epoch.
     pub(crate) mtime: (i64, u32),
     /// Kept attributes, sorted by name.
-    pub(crate) xattrs: Vec<(Vec<u8>, Vec<u8>)>,
+    pub(crate) xattrs: Xattrs,
 }
 
 /// Whether an attribute is part of an image: the user's own, and file capabilities.
@@ -34,7 +37,7 @@ impl Meta {
         mode: u32,
         owner: (u64, u64),
         mtime: (i64, u32),
-        mut xattrs: Vec<(Vec<u8>, Vec<u8>)>,
+        mut xattrs: Xattrs,
     ) -> Result<Self, EntryFault> {
         let (uid, gid) = owner;
         let (Ok(uid16), Ok(gid16)) = (u16::try_from(uid), u16::try_from(gid)) else {
@@ -68,7 +71,7 @@ fn timestamps(mtime: (i64, u32)) -> Timestamps {
 }
 
 /// Attributes of an open file (`O_PATH` included) that belong to an image.
-pub(crate) fn read_xattrs(fd: &OwnedFd) -> Result<Vec<(Vec<u8>, Vec<u8>)>, StageError> {
+pub(crate) fn read_xattrs(fd: &OwnedFd) -> Result<Xattrs, StageError> {
     let path = format!("/proc/self/fd/{}", fd.as_raw_fd());
     let mut list = Vec::with_capacity(65536);
     match rustix::fs::listxattr(path.as_str(), rustix::buffer::spare_capacity(&mut list)) {

@@ -105,19 +105,19 @@ impl Stage {
         self.last = None;
         self.touched.remove(path);
         if was_dir {
-            let mut prefix = path.to_vec();
-            prefix.push(b'/');
-            self.touched.retain(|p| !p.starts_with(&prefix));
-            self.opaque.retain(|p| !paths::is_within(p, path));
+            self.opaque.remove(path);
             self.dir_times.remove(path);
-            let below: Vec<_> = self
-                .dir_times
-                .range(prefix.clone()..)
-                .map(|(k, _)| k.clone())
-                .take_while(|k| k.starts_with(&prefix))
-                .collect();
-            for key in below {
-                self.dir_times.remove(&key);
+            // `0` is the byte after `/`: the range holds what lies beneath the path and nothing else.
+            let below = [path, b"/"].concat()..[path, b"0"].concat();
+            for set in [&mut self.touched, &mut self.opaque] {
+                let gone: Vec<_> = set.range(below.clone()).cloned().collect();
+                for key in &gone {
+                    set.remove(key);
+                }
+            }
+            let gone: Vec<_> = self.dir_times.range(below).map(|(key, _)| key.clone()).collect();
+            for key in &gone {
+                self.dir_times.remove(key);
             }
         }
         Ok(())
