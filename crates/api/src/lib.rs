@@ -1,6 +1,7 @@
 //! Wire types, ids, units, lifecycle rules and error kinds of Corral. No I/O happens here.
 #![forbid(unsafe_code)]
 
+pub mod catalogue;
 pub mod command;
 pub mod digest;
 pub mod environment;
@@ -9,4 +10,5 @@ pub mod ids;
 pub mod image;
 pub mod node;
 pub mod problem;
+pub mod query;
 pub mod sandbox;

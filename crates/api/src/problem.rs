@@ -32,6 +32,8 @@ kinds! {
     Forbidden = "forbidden", 403, false;
     /// No such sandbox, command, image, layer, environment, file or route.
     NotFound = "not_found", 404, false;
+    /// The route exists, but not with this method; `Allow` names those it has.
+    MethodNotAllowed = "method_not_allowed", 405, false;
     /// The thing exists in another state or form than the request supposes.
     Conflict = "conflict", 409, false;
     /// The same idempotency or step key was used with another body.
@@ -40,6 +42,8 @@ kinds! {
     SandboxEnded = "sandbox_ended", 410, false;
     /// A body, header, argument list or file is larger than allowed.
     TooLarge = "too_large", 413, false;
+    /// The body is of another media type than the route takes.
+    UnsupportedMediaType = "unsupported_media_type", 415, false;
     /// The byte range lies outside the file or log.
     RangeNotSatisfiable = "range_not_satisfiable", 416, false;
     /// Archive, manifest or configuration that cannot be accepted.

@@ -1,1 +1,30 @@
-//! Placeholder.
+//! The gateway: Corral's public HTTP API in front of the nodes.
+//!
+//! It authenticates, checks and names things; a node does the rest. Nothing here touches a sandbox but through
+//! [`NodeChannel`], also when both run in one process. Bodies that may be large are streamed, never held.
+//!
+//! ```text
+//! client ── HTTP ─→ edge (request id, key, metrics) ─→ api/* ─→ directory ─→ node channel ─→ node
+//!                                                        └───→ catalogue (names, keys)
+//! ```
+#![forbid(unsafe_code)]
+
+mod api;
+pub mod catalogue;
+mod directory;
+mod edge;
+mod extract;
+mod metrics;
+pub mod node_channel;
+mod openapi;
+pub mod placement;
+mod refusal;
+mod serve;
+mod state;
+mod tunnel;
+
+pub use catalogue::{Catalogue, CatalogueError};
+pub use node_channel::{NodeAddress, NodeChannel, NodeError};
+pub use openapi::document as openapi_document;
+pub use serve::{Gateway, ServeError, TlsFiles};
+pub use state::GatewayConfig;

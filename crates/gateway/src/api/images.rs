@@ -1,0 +1,84 @@
+//! Images: imported on a node, named in the catalogue.
+
+use super::{imports, layers};
+use crate::catalogue::check_name;
+use crate::extract::{Checked, Name, Parameters, json};
+use crate::refusal::{Answer, Refusal};
+use crate::state::{Caller, Gw};
+use axum::extract::{Request, State};
+use axum::http::{StatusCode, Uri};
+use axum::response::IntoResponse as _;
+use corral_api::catalogue::ImageList;
+use corral_api::image::{ImageRecord, ImportProgress};
+use corral_api::node::RegistryImport;
+use corral_api::query::ImageUpload;
+use utoipa_axum::{router::OpenApiRouter, routes};
+
+pub fn routes() -> OpenApiRouter<Gw> {
+    OpenApiRouter::new().routes(routes!(list)).routes(routes!(import)).routes(routes!(get, upload, remove))
+}
+
+/// List images.
+#[utoipa::path(get, path = "/v1/images", tag = "images",
+    responses((status = 200, description = "By name", body = ImageList)))]
+async fn list(State(gw): State<Gw>, caller: Caller) -> Answer {
+    let images = gw.catalogue(move |c| c.images(&caller.project_id)).await?;
+    json(200, &ImageList { images })
+}
+
+/// Import an image from a registry.
+#[utoipa::path(post, path = "/v1/images:import", tag = "images", request_body = RegistryImport,
+    responses((status = 200, description = "Progress; the last line is `imported` or `failed`",
+        body = ImportProgress, content_type = "application/x-ndjson")))]
+async fn import(State(gw): State<Gw>, caller: Caller, checked: Checked<RegistryImport>) -> Answer {
+    let Checked { body, request } = checked;
+    let name = body.name.unwrap_or(body.reference);
+    check_name("image", &name)?;
+    let response = gw.forward_as(gw.directory.any()?, request, "/rpc/images:import").await?;
+    Ok(imports::record(gw.clone(), caller.project_id, Some(name), response))
+}
+
+/// Import an image from a tar stream: `docker save`, OCI layout or root file system.
+#[utoipa::path(put, path = "/v1/images/{name}", tag = "images", params(ImageUpload),
+    request_body(content = Vec<u8>, content_type = "application/x-tar"),
+    responses((status = 200, description = "Progress; the last line is `imported` or `failed`",
+        body = ImportProgress, content_type = "application/x-ndjson")))]
+async fn upload(
+    State(gw): State<Gw>,
+    caller: Caller,
+    Name(name): Name,
+    Parameters(options): Parameters<ImageUpload>,
+    mut request: Request,
+) -> Answer {
+    check_name("image", &name)?;
+    let query = serde_urlencoded::to_string([("name", &name)])
+        .and_then(|name| Ok(format!("{name}&{}", serde_urlencoded::to_string(&options)?)))
+        .map_err(|error| Refusal::internal("writing the import", &error))?;
+    *request.uri_mut() =
+        format!("/?{query}").parse::<Uri>().map_err(|error| Refusal::internal("writing the import", &error))?;
+    let response = gw.forward_as(gw.directory.any()?, request, "/rpc/images").await?;
+    Ok(imports::record(gw.clone(), caller.project_id, Some(name), response))
+}
+
+/// Get an image by name or digest.
+#[utoipa::path(get, path = "/v1/images/{name}", tag = "images",
+    responses((status = 200, description = "Its record", body = ImageRecord)))]
+async fn get(State(gw): State<Gw>, caller: Caller, Name(name): Name) -> Answer {
+    let image = gw.catalogue(move |c| c.image(&caller.project_id, &name)).await?;
+    json(200, &image)
+}
+
+/// Delete an image, with the layers that nothing else refers to.
+#[utoipa::path(delete, path = "/v1/images/{name}", tag = "images",
+    responses((status = 204, description = "Deleted")))]
+async fn remove(State(gw): State<Gw>, caller: Caller, Name(name): Name) -> Answer {
+    let project = caller.project_id.clone();
+    let orphans = gw.catalogue(move |c| c.delete_image(&project, &name)).await?;
+    for digest in orphans {
+        // A layer that a sandbox still uses stays listed, to be deleted later.
+        if let Err(refusal) = layers::delete(&gw, &caller, digest).await {
+            tracing::debug!(%digest, kind = %refusal.problem.kind, "a layer of a deleted image stays");
+        }
+    }
+    Ok(StatusCode::NO_CONTENT.into_response())
+}

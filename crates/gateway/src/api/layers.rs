@@ -1,0 +1,96 @@
+//! Layers: built on a node, listed in the catalogue.
+
+use super::imports;
+use crate::directory::DOCUMENT_LIMIT;
+use crate::extract::{Name, Parameters, json};
+use crate::refusal::{Answer, Refusal};
+use crate::state::{Caller, Gw, claim};
+use axum::body::{Body, to_bytes};
+use axum::extract::{Request, State};
+use axum::http::{Method, StatusCode};
+use axum::response::IntoResponse as _;
+use corral_api::catalogue::LayerList;
+use corral_api::digest::Digest;
+use corral_api::image::ImportProgress;
+use corral_api::problem::{ErrorKind, Problem};
+use corral_api::query::LayerUpload;
+use utoipa_axum::{router::OpenApiRouter, routes};
+
+pub fn routes() -> OpenApiRouter<Gw> {
+    OpenApiRouter::new().routes(routes!(list, build)).routes(routes!(remove))
+}
+
+/// List layers.
+#[utoipa::path(get, path = "/v1/layers", tag = "layers",
+    responses((status = 200, description = "By digest", body = LayerList)))]
+async fn list(State(gw): State<Gw>, caller: Caller) -> Answer {
+    let layers = gw.catalogue(move |c| c.layers(&caller.project_id)).await?;
+    json(200, &LayerList { layers })
+}
+
+/// Build a workspace or toolkit layer from a tar stream.
+#[utoipa::path(put, path = "/v1/layers", tag = "layers", params(LayerUpload),
+    request_body(content = Vec<u8>, content_type = "application/x-tar"),
+    responses((status = 200, description = "Progress; the last line is `built` or `failed`",
+        body = ImportProgress, content_type = "application/x-ndjson")))]
+async fn build(
+    State(gw): State<Gw>,
+    caller: Caller,
+    Parameters(options): Parameters<LayerUpload>,
+    request: Request,
+) -> Answer {
+    if options.kind == corral_api::image::LayerKind::Base {
+        return Err(Refusal::invalid("kind: workspace or toolkit; base layers come with images"));
+    }
+    if !options.at.starts_with('/') {
+        return Err(Refusal::invalid("at: an absolute path is needed"));
+    }
+    let response = gw.forward_as(gw.directory.any()?, request, "/rpc/layers").await?;
+    Ok(imports::record(gw.clone(), caller.project_id, None, response))
+}
+
+/// Delete a layer.
+#[utoipa::path(delete, path = "/v1/layers/{digest}", tag = "layers",
+    responses((status = 204, description = "Deleted")))]
+async fn remove(State(gw): State<Gw>, caller: Caller, Name(text): Name) -> Answer {
+    let digest: Digest = text.parse().map_err(|_| {
+        let shown: String = text.chars().take(80).collect();
+        Refusal::new(ErrorKind::NotFound, format!("there is no layer {shown:?}"))
+    })?;
+    delete(&gw, &caller, digest).await?;
+    Ok(StatusCode::NO_CONTENT.into_response())
+}
+
+/// Deletes a layer from the catalogue, so that nothing new can refer to it, and then from the nodes. Its record comes
+/// back when a node still needs it or does not answer.
+pub(super) async fn delete(gw: &Gw, caller: &Caller, digest: Digest) -> Result<(), Refusal> {
+    let project = caller.project_id.clone();
+    let record = gw.catalogue(move |c| c.delete_layer(&project, &digest)).await?;
+    let deleted = delete_on_nodes(gw, caller, digest).await;
+    if deleted.is_err() {
+        let project = caller.project_id.clone();
+        gw.catalogue(move |c| c.put_layer(&project, &record)).await?;
+    }
+    deleted
+}
+
+async fn delete_on_nodes(gw: &Gw, caller: &Caller, digest: Digest) -> Result<(), Refusal> {
+    for node in gw.directory.nodes() {
+        let mut request = Request::new(Body::empty());
+        *request.method_mut() = Method::DELETE;
+        *request.uri_mut() = format!("/rpc/layers/{digest}")
+            .parse()
+            .map_err(|error: axum::http::uri::InvalidUri| Refusal::internal("naming the layer", &error))?;
+        request.extensions_mut().insert(caller.clone());
+        claim(&mut request);
+        let response = node.channel.send(request, true).await?;
+        if response.status().is_success() || response.status() == StatusCode::NOT_FOUND {
+            continue;
+        }
+        let body = to_bytes(response.into_body(), DOCUMENT_LIMIT).await.unwrap_or_default();
+        let problem = serde_json::from_slice::<Problem>(&body)
+            .unwrap_or_else(|_| Problem::new(ErrorKind::UpstreamFailed, "the node did not delete the layer"));
+        return Err(problem.into());
+    }
+    Ok(())
+}

@@ -1,0 +1,118 @@
+//! Layers: what is stored on the nodes and what refers to it.
+
+use super::{Catalogue, CatalogueError, NOW};
+use corral_api::digest::Digest;
+use corral_api::image::LayerRecord;
+use rusqlite::{Connection, OptionalExtension as _};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+
+pub(super) fn to_json<T: Serialize>(what: &'static str, name: &str, record: &T) -> Result<String, CatalogueError> {
+    serde_json::to_string(record).map_err(|source| CatalogueError::Damaged { what, name: name.into(), source })
+}
+
+/// All records of a table, by its key column. Table and column are constants of this crate.
+pub(super) fn list<T: DeserializeOwned>(
+    connection: &Connection,
+    table: &'static str,
+    key: &'static str,
+    project: &str,
+    what: &'static str,
+) -> Result<Vec<T>, CatalogueError> {
+    let rows: Vec<(String, String)> = connection
+        .prepare_cached(&format!("SELECT {key}, record FROM {table} WHERE project_id = ?1 ORDER BY {key}"))
+        .and_then(|mut s| s.query_map([project], |row| Ok((row.get(0)?, row.get(1)?)))?.collect())
+        .map_err(|source| CatalogueError::Sql { op: "listing records", source })?;
+    rows.into_iter()
+        .map(|(name, text)| {
+            serde_json::from_str(&text).map_err(|source| CatalogueError::Damaged { what, name, source })
+        })
+        .collect()
+}
+
+pub(super) fn insert(connection: &Connection, project: &str, layer: &LayerRecord) -> Result<(), CatalogueError> {
+    let name = layer.digest.to_string();
+    let record = to_json("layer", &name, layer)?;
+    connection
+        .execute(
+            &format!(
+                "INSERT OR REPLACE INTO layers (project_id, digest, record, created_at) VALUES (?1, ?2, ?3, {NOW})"
+            ),
+            (project, name, record),
+        )
+        .map_err(|source| CatalogueError::Sql { op: "storing a layer", source })?;
+    Ok(())
+}
+
+pub(super) fn find(
+    connection: &Connection,
+    project: &str,
+    digest: &Digest,
+) -> Result<Option<LayerRecord>, CatalogueError> {
+    let name = digest.to_string();
+    connection
+        .prepare_cached("SELECT record FROM layers WHERE project_id = ?1 AND digest = ?2")
+        .and_then(|mut s| s.query_row((project, &name), |row| row.get::<_, String>(0)).optional())
+        .map_err(|source| CatalogueError::Sql { op: "looking up a layer", source })?
+        .map(|text| {
+            serde_json::from_str(&text).map_err(|source| CatalogueError::Damaged { what: "layer", name, source })
+        })
+        .transpose()
+}
+
+/// What refers to a layer.
+pub(super) fn user_of(
+    connection: &Connection,
+    project: &str,
+    digest: &Digest,
+) -> Result<Option<String>, CatalogueError> {
+    connection
+        .prepare_cached(
+            "SELECT 'environment', environment FROM environment_layers WHERE project_id = ?1 AND digest = ?2 \
+             UNION ALL SELECT 'image', image FROM image_layers WHERE project_id = ?1 AND digest = ?2 LIMIT 1",
+        )
+        .and_then(|mut s| {
+            s.query_row((project, digest.to_string()), |row| {
+                Ok(format!("{} {:?}", row.get::<_, String>(0)?, row.get::<_, String>(1)?))
+            })
+            .optional()
+        })
+        .map_err(|source| CatalogueError::Sql { op: "looking up what uses a layer", source })
+}
+
+impl Catalogue {
+    /// Stores a layer's record.
+    ///
+    /// # Errors
+    /// The database fails.
+    pub fn put_layer(&self, project: &str, layer: &LayerRecord) -> Result<(), CatalogueError> {
+        self.write("storing a layer", |tx| insert(tx, project, layer))
+    }
+
+    /// All layers of a project, by digest.
+    ///
+    /// # Errors
+    /// The database fails or a record is damaged.
+    pub fn layers(&self, project: &str) -> Result<Vec<LayerRecord>, CatalogueError> {
+        list(&self.connection(), "layers", "digest", project, "layer")
+    }
+
+    /// Deletes a layer's record, and returns it so that it can be put back when no node can delete the layer.
+    ///
+    /// # Errors
+    /// There is no such layer, an image or environment refers to it, or the database fails.
+    pub fn delete_layer(&self, project: &str, digest: &Digest) -> Result<LayerRecord, CatalogueError> {
+        self.write("deleting a layer", |tx| {
+            let name = digest.to_string();
+            let Some(record) = find(tx, project, digest)? else {
+                return Err(CatalogueError::NotFound { what: "layer", name });
+            };
+            if let Some(by) = user_of(tx, project, digest)? {
+                return Err(CatalogueError::InUse { what: "layer", name, by });
+            }
+            tx.execute("DELETE FROM layers WHERE project_id = ?1 AND digest = ?2", (project, &name))
+                .map_err(|source| CatalogueError::Sql { op: "deleting a layer", source })?;
+            Ok(record)
+        })
+    }
+}
