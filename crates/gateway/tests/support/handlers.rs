@@ -17,7 +17,6 @@ use corral_api::problem::{ErrorKind, Problem};
 use corral_api::sandbox::{CreateOnNode, SandboxStatus, State as Life};
 use futures_util::{StreamExt as _, stream};
 use std::collections::{BTreeMap, HashMap};
-use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use tokio::sync::Notify;
 pub fn router() -> Router<Node> {
