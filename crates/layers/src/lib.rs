@@ -1,1 +1,43 @@
-//! Placeholder.
+//! Images and layers on one node: import, build, store, mount and delete.
+//!
+//! A layer is one EROFS file named by the SHA-256 of its bytes. An image is a list of layers and the part of its
+//! configuration that a sandbox honours. This crate owns the directory that layers lie in, the only path by which
+//! bytes from outside become layers, and the mounts through which sandboxes read them:
+//!
+//! ```text
+//! ImageSource ─ source ─▶ tar members ─ extract ─▶ stage ─ mkfs ─▶ EROFS file ─ publish ─▶ LayerStore ─ mount ─▶ lower
+//! ```
+//!
+//! Consecutive source layers are applied in one staging directory (a *run*) and become one stored layer, so that an
+//! image of a hundred layers needs few mounts. What a run deletes from stored layers below it stays as an overlayfs
+//! whiteout (char 0:0, `trusted.overlay.opaque`).
+//!
+//! All calls block and belong on a blocking thread. Nothing here follows a symbolic link out of a staging directory,
+//! and nothing of a failed import stays behind.
+#![forbid(unsafe_code)]
+
+mod build;
+mod chain;
+mod config;
+mod dircopy;
+mod error;
+mod extract;
+mod import;
+mod lower;
+mod mkfs;
+mod mount;
+mod paths;
+mod record;
+mod source;
+mod sparse;
+mod stage;
+mod store;
+mod stream;
+mod superblock;
+mod tarstream;
+
+pub use build::{BuildOptions, LayerSource};
+pub use config::{CancelFlag, Compression, ImportOptions, LayersConfig, Limits, ProgressFn};
+pub use error::{EntryFault, ImportError, MountError, StoreError};
+pub use source::{ImageSource, RegistryAuth};
+pub use store::LayerStore;

@@ -1,0 +1,382 @@
+//! Trees as tar streams, in and out.
+
+use crate::files::io_failed;
+use crate::paths::{self, failed, refused};
+use crate::protocol::{Kind, MAX_PAYLOAD, OpError, OpErrorKind, read_frame, write_frame};
+use crate::walk::{Step, Walk};
+use rustix::fs::{
+    self, AtFlags, FileType, Mode, OFlags, ResolveFlags, Stat, mkdirat, openat, openat2, statat, unlinkat,
+};
+use rustix::io::Errno;
+use std::ffi::CStr;
+use std::fs::File;
+use std::io::{self, Read, Write};
+use std::os::fd::OwnedFd;
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+
+/// A writer that makes data frames.
+struct FrameWriter<'a> {
+    socket: &'a mut UnixStream,
+    buffer: Vec<u8>,
+}
+
+impl Write for FrameWriter<'_> {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        let n = bytes.len().min(MAX_PAYLOAD - self.buffer.len());
+        self.buffer.extend_from_slice(&bytes[..n]);
+        if self.buffer.len() == MAX_PAYLOAD {
+            self.flush()?;
+        }
+        Ok(n)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        if !self.buffer.is_empty() {
+            write_frame(self.socket, Kind::Data, &self.buffer)?;
+            self.buffer.clear();
+        }
+        Ok(())
+    }
+}
+
+/// A reader over data frames.
+struct FrameReader<'a> {
+    socket: &'a mut UnixStream,
+    payload: Vec<u8>,
+    at: usize,
+    ended: bool,
+}
+
+impl Read for FrameReader<'_> {
+    fn read(&mut self, out: &mut [u8]) -> io::Result<usize> {
+        while self.at == self.payload.len() && !self.ended {
+            self.at = 0;
+            match read_frame(self.socket, &mut self.payload)? {
+                Some(Kind::Data) => {}
+                Some(Kind::End) => {
+                    self.ended = true;
+                    self.payload.clear();
+                }
+                _ => return Err(io::ErrorKind::UnexpectedEof.into()),
+            }
+        }
+        let n = out.len().min(self.payload.len() - self.at);
+        out[..n].copy_from_slice(&self.payload[self.at..self.at + n]);
+        self.at += n;
+        Ok(n)
+    }
+}
+
+/// Sends a directory's content, or a single file, as a tar stream.
+pub fn send(path: &str, socket: &mut UnixStream) -> Result<(), OpError> {
+    let handle = paths::open(path, OFlags::PATH).map_err(|e| failed(path, e))?;
+    let stat = fs::fstat(&handle).map_err(|e| failed(path, e))?;
+    let writer = FrameWriter { socket, buffer: Vec::with_capacity(MAX_PAYLOAD) };
+    let mut tar = tar::Builder::new(writer);
+    if FileType::from_raw_mode(stat.st_mode) == FileType::Directory {
+        let mut walk = Walk::new(paths::open_directory(path)?, path)?;
+        while let Some(step) = walk.next(usize::MAX)? {
+            if let Step::Entry { dir, name, relative, stat } = step {
+                append(&mut tar, dir, name, &relative, &stat).map_err(|e| io_failed(path, &e))?;
+            }
+        }
+    } else {
+        let (file, stat) = paths::open_regular(path)?;
+        let (_, name) = paths::split(path)?;
+        let mut header = header_of(&stat);
+        header.set_entry_type(tar::EntryType::Regular);
+        append_bytes(&mut tar, &mut header, name, file, stat.st_size as u64).map_err(|e| io_failed(path, &e))?;
+    }
+    let mut writer = tar.into_inner().map_err(|e| io_failed(path, &e))?;
+    writer.flush().and_then(|()| write_frame(writer.socket, Kind::End, &[])).map_err(|e| io_failed(path, &e))
+}
+
+fn header_of(stat: &Stat) -> tar::Header {
+    let mut header = tar::Header::new_gnu();
+    header.set_mode(stat.st_mode & 0o7777);
+    header.set_uid(stat.st_uid.into());
+    header.set_gid(stat.st_gid.into());
+    header.set_mtime(u64::try_from(stat.st_mtime).unwrap_or(0));
+    header.set_size(0);
+    header
+}
+
+fn append(
+    tar: &mut tar::Builder<FrameWriter<'_>>,
+    dir: &OwnedFd,
+    name: &CStr,
+    relative: &str,
+    stat: &Stat,
+) -> io::Result<()> {
+    let mut header = header_of(stat);
+    match FileType::from_raw_mode(stat.st_mode) {
+        FileType::Directory => {
+            header.set_entry_type(tar::EntryType::Directory);
+            tar.append_data(&mut header, format!("{relative}/"), io::empty())
+        }
+        FileType::Symlink => {
+            let target = fs::readlinkat(dir, name, Vec::new())?;
+            header.set_entry_type(tar::EntryType::Symlink);
+            tar.append_link(&mut header, relative, Path::new(std::ffi::OsStr::from_bytes(target.to_bytes())))
+        }
+        FileType::RegularFile => {
+            let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
+            let file = match openat(dir, name, flags, Mode::empty()) {
+                Ok(file) => File::from(file),
+                // Removed or replaced since it was listed.
+                Err(Errno::NOENT | Errno::LOOP | Errno::NXIO) => return Ok(()),
+                Err(other) => return Err(other.into()),
+            };
+            let now = fs::fstat(&file)?;
+            if FileType::from_raw_mode(now.st_mode) != FileType::RegularFile {
+                return Ok(());
+            }
+            header.set_entry_type(tar::EntryType::Regular);
+            append_bytes(tar, &mut header, relative, file, now.st_size as u64)
+        }
+        FileType::Fifo => {
+            header.set_entry_type(tar::EntryType::Fifo);
+            tar.append_data(&mut header, relative, io::empty())
+        }
+        // Sockets and devices mean nothing elsewhere.
+        _ => Ok(()),
+    }
+}
+
+/// Appends exactly `size` bytes: a file that shrinks meanwhile is filled up with zeroes, one that grows is cut.
+fn append_bytes(
+    tar: &mut tar::Builder<FrameWriter<'_>>,
+    header: &mut tar::Header,
+    name: &str,
+    file: File,
+    size: u64,
+) -> io::Result<()> {
+    header.set_size(size);
+    tar.append_data(header, name, file.take(size).chain(io::repeat(0)).take(size))
+}
+
+/// Unpacks the tar stream that follows on the socket into a directory.
+pub fn receive(path: &str, socket: &mut UnixStream) -> Result<(), OpError> {
+    paths::make_directories(path, 0o755)?;
+    let top = paths::open_directory(path)?;
+    let reader = FrameReader { socket, payload: Vec::new(), at: 0, ended: false };
+    let mut archive = tar::Archive::new(reader);
+    let bad = |e: &io::Error| match e.raw_os_error() {
+        Some(_) => io_failed(path, e),
+        None => refused(OpErrorKind::BadArchive, path, &format!("the archive cannot be read: {e}")),
+    };
+    for entry in archive.entries().map_err(|e| bad(&e))? {
+        let mut entry = entry.map_err(|e| bad(&e))?;
+        let name = entry.path().map_err(|e| bad(&e))?.into_owned();
+        unpack(&top, &mut entry, &name).map_err(|error| match error {
+            Unpack::Io(e) => bad(&e),
+            Unpack::Refused(what) => refused(OpErrorKind::BadArchive, &name.to_string_lossy(), what),
+        })?;
+    }
+    // What follows the end mark still has to be taken, or the sender blocks.
+    io::copy(&mut archive.into_inner(), &mut io::sink()).map_err(|e| bad(&e))?;
+    Ok(())
+}
+
+enum Unpack {
+    Io(io::Error),
+    Refused(&'static str),
+}
+
+impl<E: Into<io::Error>> From<E> for Unpack {
+    fn from(error: E) -> Self {
+        Self::Io(error.into())
+    }
+}
+
+/// Unpacks one entry. Its parents are looked up beneath the directory, links included, and never above it.
+fn unpack<R: Read>(top: &OwnedFd, entry: &mut tar::Entry<'_, R>, name: &Path) -> Result<(), Unpack> {
+    use std::path::Component;
+    let mut parts = Vec::new();
+    for component in name.components() {
+        match component {
+            Component::Normal(part) => parts.push(part),
+            Component::CurDir | Component::RootDir => {}
+            _ => return Err(Unpack::Refused("its name leads out of the directory")),
+        }
+    }
+    let Some((last, parents)) = parts.split_last() else {
+        return Ok(());
+    };
+    let mut dir = beneath(top, Path::new("."))?;
+    for parent in parents {
+        dir = match beneath(&dir, Path::new(parent)) {
+            Ok(found) => found,
+            Err(Errno::NOENT) => {
+                mkdirat(&dir, *parent, Mode::from_raw_mode(0o755))?;
+                beneath(&dir, Path::new(parent))?
+            }
+            Err(Errno::XDEV) => return Err(Unpack::Refused("a link leads out of the directory")),
+            Err(other) => return Err(other.into()),
+        };
+    }
+    let mode = Mode::from_raw_mode(entry.header().mode()? & 0o7777);
+    let clear = |dir: &OwnedFd| match statat(dir, *last, AtFlags::SYMLINK_NOFOLLOW) {
+        Ok(s) if FileType::from_raw_mode(s.st_mode) == FileType::Directory => Err(Errno::ISDIR),
+        Ok(_) => unlinkat(dir, *last, AtFlags::empty()),
+        Err(Errno::NOENT) => Ok(()),
+        Err(other) => Err(other),
+    };
+    let mut opened = None;
+    match entry.header().entry_type() {
+        tar::EntryType::Directory => {
+            match mkdirat(&dir, *last, mode) {
+                Ok(()) | Err(Errno::EXIST) => {}
+                Err(other) => return Err(other.into()),
+            }
+            let made = openat(
+                &dir,
+                *last,
+                OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC,
+                Mode::empty(),
+            )?;
+            fs::fchmod(&made, mode)?;
+            opened = Some(made);
+        }
+        tar::EntryType::Symlink => {
+            let target = entry.link_name()?.ok_or(Unpack::Refused("a link without a target"))?;
+            clear(&dir)?;
+            fs::symlinkat(target.as_ref(), &dir, *last)?;
+        }
+        tar::EntryType::Link => {
+            let target = entry.link_name()?.ok_or(Unpack::Refused("a link without a target"))?;
+            let target = target.strip_prefix("/").unwrap_or(&target).to_owned();
+            let source = openat2(
+                top,
+                &target,
+                OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC,
+                Mode::empty(),
+                ResolveFlags::BENEATH,
+            )
+            .map_err(|_| Unpack::Refused("a hard link to nothing in the archive"))?;
+            clear(&dir)?;
+            // By name, since linking a descriptor needs CAP_DAC_READ_SEARCH; the source was just found beneath.
+            drop(source);
+            fs::linkat(top, &target, &dir, *last, AtFlags::empty())?;
+        }
+        tar::EntryType::Fifo => {
+            clear(&dir)?;
+            fs::mknodat(&dir, *last, FileType::Fifo, mode, 0)?;
+        }
+        tar::EntryType::Char | tar::EntryType::Block => return Err(Unpack::Refused("devices are not unpacked")),
+        kind if kind.is_file() || kind.is_contiguous() || kind.is_gnu_sparse() => {
+            clear(&dir)?;
+            let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC | OFlags::NOFOLLOW;
+            let file = openat(&dir, *last, flags, Mode::from_raw_mode(0o600))?;
+            let mut out = File::from(file);
+            io::copy(entry, &mut out)?;
+            fs::fchmod(&out, mode)?;
+            opened = Some(out.into());
+        }
+        // Extended headers were applied by the reader.
+        _ => return Ok(()),
+    }
+    if let (Some(file), Ok(seconds)) = (opened, entry.header().mtime()) {
+        let time = fs::Timespec { tv_sec: i64::try_from(seconds).unwrap_or(0), tv_nsec: 0 };
+        fs::futimens(&file, &fs::Timestamps { last_access: time, last_modification: time })?;
+    }
+    Ok(())
+}
+
+fn beneath(dir: &OwnedFd, path: &Path) -> Result<OwnedFd, Errno> {
+    let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    openat2(dir, path, flags, Mode::empty(), ResolveFlags::BENEATH | ResolveFlags::NO_MAGICLINKS)
+}
+
+/// Copies a tree where a rename is not possible. Leaves nothing at the target when it fails.
+pub fn copy_tree(
+    from_dir: &OwnedFd,
+    from_name: &str,
+    to_dir: &OwnedFd,
+    to_name: &str,
+    from: &str,
+    to: &str,
+    overwrite: bool,
+) -> Result<(), OpError> {
+    if statat(to_dir, to_name, AtFlags::SYMLINK_NOFOLLOW).is_ok() {
+        if !overwrite {
+            return Err(failed(to, Errno::EXIST));
+        }
+        crate::files::remove(to, false)?;
+    }
+    if format!("{}/", to.trim_end_matches('/')).starts_with(&format!("{}/", from.trim_end_matches('/'))) {
+        return Err(refused(OpErrorKind::BadPath, to, "a directory cannot be moved into itself"));
+    }
+    let copied = copy_entry(from_dir, from_name, to_dir, to_name, from);
+    if copied.is_err() {
+        crate::files::remove(to, true).unwrap_or(());
+    }
+    copied
+}
+
+fn copy_entry(from_dir: &OwnedFd, from_name: &str, to_dir: &OwnedFd, to_name: &str, from: &str) -> Result<(), OpError> {
+    let at = |e: Errno| failed(from, e);
+    let stat = statat(from_dir, from_name, AtFlags::SYMLINK_NOFOLLOW).map_err(at)?;
+    let name = std::ffi::CString::new(from_name).map_err(|_| at(Errno::INVAL))?;
+    let to_name = std::ffi::CString::new(to_name).map_err(|_| at(Errno::INVAL))?;
+    copy_one(from_dir, &name, to_dir, &to_name, &stat).map_err(|e| io_failed(from, &e))?;
+    if FileType::from_raw_mode(stat.st_mode) != FileType::Directory {
+        return Ok(());
+    }
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let source = openat(from_dir, from_name, flags, Mode::empty()).map_err(at)?;
+    let mut target = openat(to_dir, &to_name, flags, Mode::empty()).map_err(at)?;
+    let mut depth = Vec::new();
+    let mut walk = Walk::new(source, from)?;
+    let mut entered = None::<std::ffi::CString>;
+    while let Some(step) = walk.next(usize::MAX)? {
+        match step {
+            Step::Entry { dir, name, stat, .. } => {
+                if let Some(into) = entered.take() {
+                    let next = openat(&target, &into, flags, Mode::empty()).map_err(at)?;
+                    depth.push(std::mem::replace(&mut target, next));
+                }
+                copy_one(dir, name, &target, name, &stat).map_err(|e| io_failed(from, &e))?;
+                if FileType::from_raw_mode(stat.st_mode) == FileType::Directory {
+                    entered = Some(name.to_owned());
+                }
+            }
+            Step::Left { .. } => {
+                // An empty directory was never entered here.
+                if entered.take().is_none()
+                    && let Some(parent) = depth.pop()
+                {
+                    target = parent;
+                }
+            }
+        }
+    }
+    Ok(())
+}
+
+fn copy_one(from_dir: &OwnedFd, from_name: &CStr, to_dir: &OwnedFd, to_name: &CStr, stat: &Stat) -> io::Result<()> {
+    let mode = Mode::from_raw_mode(stat.st_mode & 0o7777);
+    match FileType::from_raw_mode(stat.st_mode) {
+        FileType::Directory => mkdirat(to_dir, to_name, mode)?,
+        FileType::Symlink => fs::symlinkat(fs::readlinkat(from_dir, from_name, Vec::new())?, to_dir, to_name)?,
+        FileType::RegularFile => {
+            let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
+            let mut source = File::from(openat(from_dir, from_name, flags, Mode::empty())?);
+            let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC | OFlags::NOFOLLOW;
+            let mut target = File::from(openat(to_dir, to_name, flags, Mode::from_raw_mode(0o600))?);
+            io::copy(&mut source, &mut target)?;
+            fs::fchmod(&target, mode)?;
+        }
+        FileType::Fifo => fs::mknodat(to_dir, to_name, FileType::Fifo, mode, 0)?,
+        _ => return Err(io::Error::other("sockets and devices cannot be copied")),
+    }
+    let owner = (fs::Uid::from_raw(stat.st_uid), fs::Gid::from_raw(stat.st_gid));
+    // Only root may give a file away; for others the copy is theirs.
+    fs::chownat(to_dir, to_name, Some(owner.0), Some(owner.1), AtFlags::SYMLINK_NOFOLLOW).unwrap_or(());
+    let time = fs::Timespec { tv_sec: stat.st_mtime, tv_nsec: stat.st_mtime_nsec as _ };
+    let times = fs::Timestamps { last_access: time, last_modification: time };
+    fs::utimensat(to_dir, to_name, &times, AtFlags::SYMLINK_NOFOLLOW)?;
+    Ok(())
+}

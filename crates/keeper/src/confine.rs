@@ -1,0 +1,200 @@
+//! What every process of a sandbox is confined by: capabilities, no_new_privs and a seccomp filter.
+
+use crate::protocol::Step;
+use corral_sys::seccomp::Instruction;
+use corral_sys::{identity, seccomp};
+use rustix::io::Errno;
+use seccompiler::{
+    BpfProgram, SeccompAction, SeccompCmpArgLen as Len, SeccompCmpOp as Op, SeccompCondition, SeccompFilter,
+    SeccompRule, TargetArch,
+};
+use std::collections::BTreeMap;
+
+/// System calls refused with EPERM whatever their arguments. Docker's default profile is the model: what loads code
+/// into the kernel, changes mounts, clocks, keys or swap, or opens large attack surfaces that few programs need.
+const REFUSED: &[i64] = &[
+    libc::SYS_acct,
+    libc::SYS_add_key,
+    libc::SYS_bpf,
+    libc::SYS_clock_adjtime,
+    libc::SYS_clock_settime,
+    libc::SYS_delete_module,
+    libc::SYS_fanotify_init,
+    libc::SYS_finit_module,
+    libc::SYS_fsconfig,
+    libc::SYS_fsmount,
+    libc::SYS_fsopen,
+    libc::SYS_fspick,
+    libc::SYS_init_module,
+    libc::SYS_io_uring_enter,
+    libc::SYS_io_uring_register,
+    libc::SYS_io_uring_setup,
+    libc::SYS_ioperm,
+    libc::SYS_iopl,
+    libc::SYS_kcmp,
+    libc::SYS_kexec_file_load,
+    libc::SYS_kexec_load,
+    libc::SYS_keyctl,
+    libc::SYS_lookup_dcookie,
+    libc::SYS_migrate_pages,
+    libc::SYS_mount,
+    libc::SYS_mount_setattr,
+    libc::SYS_move_mount,
+    libc::SYS_move_pages,
+    libc::SYS_nfsservctl,
+    libc::SYS_open_by_handle_at,
+    libc::SYS_open_tree,
+    libc::SYS_perf_event_open,
+    libc::SYS_pivot_root,
+    libc::SYS_quotactl,
+    libc::SYS_quotactl_fd,
+    libc::SYS_reboot,
+    libc::SYS_request_key,
+    libc::SYS_setns,
+    libc::SYS_settimeofday,
+    libc::SYS_swapoff,
+    libc::SYS_swapon,
+    libc::SYS_syslog,
+    libc::SYS_umount2,
+    libc::SYS_uselib,
+    libc::SYS_userfaultfd,
+    libc::SYS_ustat,
+    libc::SYS_vhangup,
+    libc::SYS__sysctl,
+];
+
+/// Every flag of clone(2) and unshare(2) that makes a namespace.
+const NAMESPACE_FLAGS: [u64; 8] = [
+    libc::CLONE_NEWNS as u64,
+    libc::CLONE_NEWCGROUP as u64,
+    libc::CLONE_NEWUTS as u64,
+    libc::CLONE_NEWIPC as u64,
+    libc::CLONE_NEWUSER as u64,
+    libc::CLONE_NEWPID as u64,
+    libc::CLONE_NEWNET as u64,
+    0x80, // CLONE_NEWTIME; in clone(2) these bits are part of the exit signal
+];
+
+/// First system call number that this filter does not know: answered with ENOSYS, as by an older kernel.
+const FIRST_UNKNOWN: u32 = 463;
+
+/// The two programs loaded into every process of a sandbox.
+#[derive(Debug, Clone)]
+pub struct Filter {
+    refused: Vec<Instruction>,
+    unknown: Vec<Instruction>,
+}
+
+/// The filter could not be built.
+#[derive(Debug, thiserror::Error)]
+#[error("the seccomp filter cannot be built")]
+pub struct FilterError(#[source] seccompiler::BackendError);
+
+impl Filter {
+    /// Builds both programs.
+    ///
+    /// # Errors
+    /// When the rules do not compile, which the tests rule out.
+    pub fn build() -> Result<Self, FilterError> {
+        let mut rules: BTreeMap<i64, Vec<SeccompRule>> = REFUSED.iter().map(|call| (*call, vec![])).collect();
+        let mut refuse_when = |call: i64, arg: u8, len: Len, op: Op, value: u64| -> Result<(), FilterError> {
+            let condition = SeccompCondition::new(arg, len, op, value).map_err(FilterError)?;
+            rules.entry(call).or_default().push(SeccompRule::new(vec![condition]).map_err(FilterError)?);
+            Ok(())
+        };
+        for flag in NAMESPACE_FLAGS {
+            refuse_when(libc::SYS_unshare, 0, Len::Qword, Op::MaskedEq(flag), flag)?;
+            if flag > 0xff {
+                refuse_when(libc::SYS_clone, 0, Len::Qword, Op::MaskedEq(flag), flag)?;
+            }
+        }
+        // Kernel crypto, host-guest sockets and IPsec keys: not namespaced, or of no use inside.
+        for family in [libc::AF_ALG, libc::AF_VSOCK, libc::AF_KEY] {
+            refuse_when(libc::SYS_socket, 0, Len::Dword, Op::Eq, family as u64)?;
+        }
+        // Typing into another's terminal.
+        for request in [libc::TIOCSTI, libc::TIOCLINUX] {
+            refuse_when(libc::SYS_ioctl, 1, Len::Dword, Op::Eq, request)?;
+        }
+        let filter = SeccompFilter::new(
+            rules,
+            SeccompAction::Allow,
+            SeccompAction::Errno(libc::EPERM as u32),
+            TargetArch::x86_64,
+        )
+        .map_err(FilterError)?;
+        let program: BpfProgram = filter.try_into().map_err(FilterError)?;
+        let refused = program.iter().map(|i| Instruction { code: i.code, jt: i.jt, jf: i.jf, k: i.k }).collect();
+        Ok(Self { refused, unknown: unknown_calls() })
+    }
+
+    /// Loads it into the calling thread.
+    ///
+    /// # Errors
+    /// Those of seccomp(2).
+    pub fn load(&self) -> Result<(), Errno> {
+        seccomp::load(&self.refused)?;
+        seccomp::load(&self.unknown)
+    }
+}
+
+/// ENOSYS for clone3, whose flags a filter cannot see (C libraries fall back to clone), for the numbers of the x32 ABI
+/// and for calls newer than this filter.
+fn unknown_calls() -> Vec<Instruction> {
+    const LOAD_WORD: u16 = 0x20;
+    const JUMP_GREATER_EQUAL: u16 = 0x35;
+    const JUMP_EQUAL: u16 = 0x15;
+    const RETURN: u16 = 0x06;
+    const ALLOW: u32 = 0x7fff_0000;
+    const ERRNO: u32 = 0x0005_0000;
+    let op = |code, jt, jf, k| Instruction { code, jt, jf, k };
+    vec![
+        op(LOAD_WORD, 0, 0, 0),
+        op(JUMP_GREATER_EQUAL, 2, 0, FIRST_UNKNOWN),
+        op(JUMP_EQUAL, 1, 0, libc::SYS_clone3 as u32),
+        op(RETURN, 0, 0, ALLOW),
+        op(RETURN, 0, 0, ERRNO | libc::ENOSYS as u32),
+    ]
+}
+
+/// Confines the calling process, which is root with all capabilities in the sandbox's user namespace, and makes it
+/// this user.
+///
+/// # Errors
+/// The step that failed.
+pub fn become_user(
+    filter: &Filter,
+    uid: u32,
+    gid: u32,
+    groups: &[u32],
+    allow_setuid: bool,
+) -> Result<(), (Step, Errno)> {
+    let privileges = |e| (Step::Privileges, e);
+    identity::limit_bounding_set(identity::SANDBOX_CAPABILITIES).map_err(privileges)?;
+    identity::set_groups(groups).map_err(|e| (Step::Identity, e))?;
+    if !allow_setuid {
+        rustix::thread::set_no_new_privs(true).map_err(privileges)?;
+    }
+    filter.load().map_err(|e| (Step::Seccomp, e))?;
+    identity::set_all(uid, gid).map_err(|e| (Step::Identity, e))?;
+    let keep = if uid == 0 { identity::SANDBOX_CAPABILITIES } else { 0 };
+    identity::set_capabilities(keep).map_err(privileges)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn both_programs_compile_and_fit() {
+        let filter = Filter::build().unwrap();
+        assert!(filter.refused.len() > REFUSED.len());
+        assert!(filter.refused.len() < 4096);
+        // Every jump of the hand-written program stays inside it.
+        for (at, i) in filter.unknown.iter().enumerate() {
+            if i.code & 0x07 == 0x05 {
+                assert!(at + 1 + usize::from(i.jt.max(i.jf)) < filter.unknown.len());
+            }
+        }
+    }
+}

@@ -1,0 +1,87 @@
+//! Starting keepers and finding the programs of the node.
+
+use crate::RuntimeError;
+use std::fs::OpenOptions;
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
+use std::process::Stdio;
+use std::time::Duration;
+
+/// Programs that the node starts, installed beside it.
+#[derive(Debug, Clone)]
+pub struct Programs {
+    /// `corral-keeper`.
+    pub keeper: PathBuf,
+    /// `corral-guest`.
+    pub guest: PathBuf,
+}
+
+impl Programs {
+    /// Looks in `CORRAL_LIBEXEC`, beside the running program, and in `../libexec/corral` from there.
+    ///
+    /// # Errors
+    /// Names where it looked.
+    pub fn find() -> Result<Self, RuntimeError> {
+        let mut places = Vec::new();
+        if let Some(dir) = std::env::var_os("CORRAL_LIBEXEC") {
+            places.push(PathBuf::from(dir));
+        } else if let Some(dir) = std::env::current_exe().ok().as_deref().and_then(Path::parent) {
+            places.push(dir.to_owned());
+            places.push(dir.join("../libexec/corral"));
+        }
+        for dir in &places {
+            let (keeper, guest) = (dir.join("corral-keeper"), dir.join("corral-guest"));
+            if keeper.is_file() && guest.is_file() {
+                return Ok(Self { keeper, guest });
+            }
+        }
+        let looked: Vec<String> = places.iter().map(|p| p.display().to_string()).collect();
+        Err(RuntimeError::Unsupported(format!(
+            "corral-keeper and corral-guest are not in {}: set CORRAL_LIBEXEC to their directory",
+            looked.join(" or ")
+        )))
+    }
+}
+
+/// Starts a keeper that listens at `socket`, and waits until it does. It goes on when this process ends.
+///
+/// # Errors
+/// When it cannot be started; its own words are in the file beside the socket, with the ending `.log`.
+pub async fn start(programs: &Programs, socket: &Path) -> Result<tokio::process::Child, RuntimeError> {
+    const READY_WITHIN: Duration = Duration::from_secs(10);
+    let log_path = socket.with_extension("log");
+    if socket.exists() {
+        std::fs::remove_file(socket).map_err(|e| RuntimeError::host("remove", socket, e))?;
+    }
+    let log = OpenOptions::new()
+        .create(true)
+        .append(true)
+        .mode(0o600)
+        .open(&log_path)
+        .map_err(|e| RuntimeError::host("open", &log_path, e))?;
+    let mut child = tokio::process::Command::new(&programs.keeper)
+        .arg(socket)
+        .arg(&programs.guest)
+        .current_dir("/")
+        .env_clear()
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .stderr(log)
+        .kill_on_drop(false)
+        .spawn()
+        .map_err(|e| RuntimeError::host("start", &programs.keeper, e))?;
+    let started = tokio::time::Instant::now();
+    while started.elapsed() < READY_WITHIN {
+        if socket.exists() {
+            return Ok(child);
+        }
+        if let Ok(Some(status)) = child.try_wait() {
+            let words = std::fs::read_to_string(&log_path).unwrap_or_default();
+            let last = words.lines().last().unwrap_or("it said nothing").to_owned();
+            return Err(RuntimeError::Unsupported(format!("the keeper ended with {status}: {last}")));
+        }
+        tokio::time::sleep(Duration::from_millis(2)).await;
+    }
+    child.start_kill().unwrap_or(());
+    Err(RuntimeError::Unsupported("the keeper did not begin to listen".into()))
+}
