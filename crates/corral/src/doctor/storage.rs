@@ -1,19 +1,23 @@
 //! Overlay, EROFS, btrfs, loop devices and quotas, tried with mounts that are attached nowhere.
 
-use super::kernel::{read, release};
+use super::kernel::read;
 use super::{Found, Row, degraded, missing, needed, ok, useful};
-use rustix::fd::OwnedFd;
+use rustix::fd::{AsFd as _, AsRawFd as _, OwnedFd};
+use rustix::fs::CWD;
 use rustix::io::Errno;
 use rustix::mount::{
-    FsMountFlags, FsOpenFlags, MountAttrFlags, fsconfig_create, fsconfig_set_flag, fsconfig_set_string, fsmount, fsopen,
+    FsMountFlags, FsOpenFlags, MountAttrFlags, OpenTreeFlags, fsconfig_create, fsconfig_set_fd, fsconfig_set_flag,
+    fsconfig_set_string, fsmount, fsopen, open_tree,
 };
+use std::fs::File;
 use std::path::Path;
 use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
 
 pub(super) fn rows() -> Vec<Row> {
     vec![
         needed("overlay", "no sandbox can have a root file system", overlay()),
-        useful("overlay, idmapped lowers", "layers are copied for each range of users", idmapped()),
+        needed("overlay, idmapped lowers", "no sandbox can have users of its own over shared layers", idmapped()),
         needed("erofs", "no layer can be mounted", erofs_known()),
         useful("erofs, file-backed", "each layer takes a loop device", erofs_file()),
         useful("loop devices", "no disk images where the file system has no quota", loops()),
@@ -60,12 +64,66 @@ fn overlay() -> Found {
     }
 }
 
-/// Linux 5.19 brought it; mounting needs a system call this program does not make.
+/// Maps a directory's ids through a user namespace and puts an overlay over it, as each sandbox does.
 fn idmapped() -> Found {
-    match release() {
-        Some(release) if release >= (5, 19) => degraded("the kernel is new enough; not probed"),
-        _ => missing("needs Linux 5.19"),
+    let Ok(dir) = tempfile::tempdir() else { return degraded("not tried: no temporary directory") };
+    let userns = match mapped_namespace() {
+        Ok(userns) => userns,
+        Err(error) => return degraded(format!("not tried: a user namespace: {error}")),
+    };
+    match overlay_idmapped(dir.path(), &userns) {
+        Ok(_) => ok("mounted and released"),
+        Err(error) => refused("mounting", error),
     }
+}
+
+fn overlay_idmapped(dir: &Path, userns: &File) -> Result<OwnedFd, Errno> {
+    let context = fsopen("overlay", FsOpenFlags::FSOPEN_CLOEXEC)?;
+    // A detached mount goes with its descriptor: all are held until the overlay is made.
+    let mut held = Vec::new();
+    for name in ["a", "b"] {
+        let lower = dir.join(name);
+        std::fs::create_dir(&lower).map_err(|error| Errno::from_io_error(&error).unwrap_or(Errno::IO))?;
+        let flags = OpenTreeFlags::OPEN_TREE_CLONE | OpenTreeFlags::OPEN_TREE_CLOEXEC;
+        let tree = open_tree(CWD, lower, flags)?;
+        corral_sys::mounts::set_attributes(tree.as_fd(), 0, Some(userns.as_fd()))?;
+        match fsconfig_set_fd(&context, "lowerdir+", &tree) {
+            // Before Linux 6.13 layers are given by path.
+            Err(Errno::INVAL) => {
+                fsconfig_set_string(&context, "lowerdir+", format!("/proc/self/fd/{}", tree.as_raw_fd()))?;
+            }
+            other => other?,
+        }
+        held.push(tree);
+    }
+    fsconfig_create(&context)?;
+    fsmount(&context, FsMountFlags::FSMOUNT_CLOEXEC, MountAttrFlags::empty())
+}
+
+/// A user namespace whose root is user 100,000 here. It lives as long as its descriptor.
+fn mapped_namespace() -> std::io::Result<File> {
+    // cat holds the namespace open until its input ends.
+    let mut child =
+        Command::new("unshare").args(["--user", "cat"]).stdin(Stdio::piped()).stdout(Stdio::null()).spawn()?;
+    let opened = map_namespace(&Path::new("/proc").join(child.id().to_string()));
+    drop(child.stdin.take());
+    child.wait()?;
+    opened
+}
+
+fn map_namespace(child: &Path) -> std::io::Result<File> {
+    let own = std::fs::read_link("/proc/self/ns/user")?;
+    let deadline = Instant::now() + Duration::from_secs(2);
+    while std::fs::read_link(child.join("ns/user"))? == own {
+        if Instant::now() > deadline {
+            return Err(std::io::ErrorKind::TimedOut.into());
+        }
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    for file in ["uid_map", "gid_map"] {
+        std::fs::write(child.join(file), "0 100000 65536\n")?;
+    }
+    File::open(child.join("ns/user"))
 }
 
 fn known(kind: &str) -> Found {
