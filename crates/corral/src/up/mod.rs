@@ -44,6 +44,11 @@ pub async fn run(args: &UpArgs, server: &ServerArgs, json: bool) -> anyhow::Resu
             _ = interrupt.recv() => {}
             _ = terminate.recv() => {}
         }
+        tokio::spawn(async move {
+            // Whoever asks twice does not want to wait for the drain.
+            interrupt.recv().await;
+            std::process::exit(130);
+        });
     };
     let credentials = server.credentials.clone().map_or_else(default_path, Ok);
     serve(args, &data, listener, node, credentials, json, shutdown).await
