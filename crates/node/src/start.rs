@@ -84,8 +84,7 @@ impl Node {
         if config.max_live == 0 {
             config.max_live = (crate::upkeep::memory().total_bytes / BYTES_PER_SANDBOX).max(16);
         }
-        let opened = Ledger::open(&data.join("ledger.db")).map_err(StartError::Ledger)?;
-        let ledger = opened.ledger;
+        let ledger = Ledger::open(&data.join("ledger.db")).map_err(StartError::Ledger)?;
         let id = node_id(&data, &ledger)?;
         let rebooted = note_boot(&ledger)?;
         let (_, last_event) = ledger.event_range().map_err(StartError::Ledger)?;

@@ -1,6 +1,7 @@
 //! The node of `corral up`: what is needed of it here, and where it is started.
 
 use corral_api::ids::NodeId;
+use corral_node::{Node, NodeConfig};
 use std::path::PathBuf;
 use std::pin::Pin;
 use tokio_util::sync::CancellationToken;
@@ -35,8 +36,27 @@ pub struct LocalNode {
 /// # Errors
 /// It cannot be started.
 pub async fn start(options: &NodeOptions) -> anyhow::Result<LocalNode> {
-    // CONNECT THE NODE HERE: corral_node::Node::start(NodeConfig from `options`), bind `<data_dir>/node.sock` (mode
-    // 0600), and put handle.serve(…) into `serving`.
-    let NodeOptions { data_dir, max_live, memory_floor_mib, ephemeral } = options;
-    anyhow::bail!("this build has no node ({data_dir:?} {max_live:?} {memory_floor_mib:?} {ephemeral})")
+    let mut config = NodeConfig::new(&options.data_dir);
+    if let Some(max_live) = options.max_live {
+        config.max_live = max_live;
+    }
+    if let Some(floor) = options.memory_floor_mib {
+        config.memory_floor_mib = floor;
+    }
+    let mut handle = Node::start(config).await?;
+    let id = handle.id().clone();
+    let socket = options.data_dir.join("node.sock");
+    handle.serve(&socket).await?;
+    let stop = CancellationToken::new();
+    let (stopped, ephemeral) = (stop.clone(), options.ephemeral);
+    let serving = Box::pin(async move {
+        stopped.cancelled().await;
+        handle.drain();
+        if ephemeral {
+            handle.stop_everything().await;
+        }
+        handle.close().await;
+        Ok(())
+    });
+    Ok(LocalNode { id, socket, serving, stop })
 }

@@ -11,15 +11,6 @@ use corral_keeper::protocol::{CommandNotice, Exit, Request};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-/// What ends commands that did not end by themselves.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Ending {
-    /// Their sandbox ended.
-    SandboxEnded,
-    /// After a crash nothing is known of them.
-    Unknown,
-}
-
 impl Core {
     /// Takes in what the keeper says of a command.
     pub fn command_noticed(self: &Arc<Self>, sandbox: &Arc<Sandbox>, command: &Arc<Command>, notice: &CommandNotice) {
@@ -109,13 +100,13 @@ impl Core {
     }
 
     /// Ends what still runs of a sandbox's commands, after the sandbox itself.
-    pub async fn finish_commands(self: &Arc<Self>, sandbox: &Arc<Sandbox>, ending: Ending) {
+    pub fn finish_commands(self: &Arc<Self>, sandbox: &Arc<Sandbox>) {
         let commands: Vec<Arc<Command>> = sandbox.lock().commands.values().cloned().collect();
         for command in commands.iter().filter(|c| c.is_running()) {
-            let outcome = match (ending, command.timed_out.load(Ordering::Acquire)) {
-                (_, true) => Outcome::TimedOut { timeout_ms: command.lock().timeout_ms },
-                (Ending::SandboxEnded, _) => Outcome::SandboxEnded,
-                (Ending::Unknown, _) => Outcome::OutcomeUnknown,
+            let outcome = if command.timed_out.load(Ordering::Acquire) {
+                Outcome::TimedOut { timeout_ms: command.lock().timeout_ms }
+            } else {
+                Outcome::SandboxEnded
             };
             let totals = command.progress.borrow().totals;
             self.settle(sandbox, command, outcome, [totals[0], totals[1]], None, false);

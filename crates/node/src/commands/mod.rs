@@ -7,7 +7,6 @@ pub mod output;
 pub mod session;
 
 pub use exec::{Terminal, find_user};
-pub use finish::Ending;
 
 use crate::ledger::CommandRecord;
 use corral_api::command::{CommandStatus, Outcome};
@@ -93,21 +92,23 @@ impl Command {
         progress.end.is_none() && progress.failed.is_none()
     }
 
-    /// Waits until it has ended.
+    /// Waits until it has ended, or is known never to have started.
+    pub async fn ended(&self) {
+        let mut progress = self.progress.subscribe();
+        // The sender lives as long as the command.
+        let _seen = progress.wait_for(|p| p.end.is_some() || p.failed.is_some()).await;
+    }
+
+    /// Waits until it has ended, and tells how.
     ///
     /// # Errors
     /// When it could not be started.
     pub async fn wait(&self) -> Result<Outcome, Problem> {
-        let mut progress = self.progress.subscribe();
-        // The sender lives as long as the command.
-        let seen = progress.wait_for(|p| p.end.is_some() || p.failed.is_some()).await;
-        match seen {
-            Ok(p) => match (&p.failed, &p.end) {
-                (Some(problem), _) => Err(problem.clone()),
-                (None, Some(end)) => Ok(end.clone()),
-                (None, None) => Ok(Outcome::OutcomeUnknown),
-            },
-            Err(_) => Ok(Outcome::OutcomeUnknown),
+        self.ended().await;
+        let progress = self.progress.borrow();
+        match &progress.failed {
+            Some(problem) => Err(problem.clone()),
+            None => Ok(progress.end.clone().unwrap_or(Outcome::OutcomeUnknown)),
         }
     }
 }

@@ -199,7 +199,7 @@ impl Core {
                 if let Err(error) = self.containers.kill_command(&sandbox.id, &session.shell.id) {
                     tracing::error!(sandbox_id = %sandbox.id, error = %crate::error::chain(&error), "a session cannot be killed");
                 }
-                session.shell.wait().await.map_or((), |_| ());
+                session.shell.ended().await;
             }
             return Outcome::TimedOut { timeout_ms };
         }
@@ -224,7 +224,7 @@ impl Core {
     /// When the kernel refuses.
     pub async fn close_session(self: &Arc<Self>, sandbox: &Arc<Sandbox>, session: &Session) -> Result<(), Problem> {
         self.containers.kill_command(&sandbox.id, &session.shell.id).map_err(|e| crate::error::runtime_problem(&e))?;
-        session.shell.wait().await.map_or((), |_| ());
+        session.shell.ended().await;
         sandbox.lock().sessions.remove(&session.id);
         Ok(())
     }

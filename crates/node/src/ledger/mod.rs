@@ -113,24 +113,15 @@ CREATE TABLE IF NOT EXISTS events (
 /// Version of the schema above, in SQLite's user_version.
 const SCHEMA_VERSION: i64 = 1;
 
-/// What opening found.
-#[derive(Debug)]
-pub struct Opened {
-    /// The ledger.
-    pub ledger: Ledger,
-    /// Where a file that could not be read was put aside.
-    pub set_aside: Option<PathBuf>,
-}
-
 impl Ledger {
     /// Opens or makes the ledger. A file that is damaged is put aside, and an empty one begun: what it described is
     /// then found on the host and removed.
     ///
     /// # Errors
     /// When no ledger can be made, or it was written by a later version.
-    pub fn open(path: &Path) -> Result<Opened, LedgerError> {
-        let (connection, set_aside) = match connect(path) {
-            Ok(connection) => (connection, None),
+    pub fn open(path: &Path) -> Result<Self, LedgerError> {
+        let connection = match connect(path) {
+            Ok(connection) => connection,
             Err(error) if is_damage(&error) => {
                 let aside = path.with_extension(format!("damaged-{}", crate::clock::now_ms()));
                 for ending in ["", "-wal", "-shm"] {
@@ -139,7 +130,7 @@ impl Ledger {
                     std::fs::rename(&from, format!("{}{ending}", aside.display())).unwrap_or(());
                 }
                 tracing::error!(error = %crate::error::chain(&error), aside = %aside.display(), "the ledger is damaged and was put aside");
-                (connect(path)?, Some(aside))
+                connect(path)?
             }
             Err(error) => return Err(error),
         };
@@ -150,9 +141,7 @@ impl Ledger {
             .name("ledger".into())
             .spawn(move || write_all(connection, &name, changes))
             .map_err(|_| LedgerError::Closed)?;
-        let ledger =
-            Self { path: path.to_owned(), queue, reader: Mutex::new(reader), writer: Mutex::new(Some(writer)) };
-        Ok(Opened { ledger, set_aside })
+        Ok(Self { path: path.to_owned(), queue, reader: Mutex::new(reader), writer: Mutex::new(Some(writer)) })
     }
 
     /// Writes changes and waits until they are in the log.

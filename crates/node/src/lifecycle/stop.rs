@@ -1,6 +1,5 @@
 //! The end of a sandbox, whatever brought it about: everything in it is killed, everything of it removed.
 
-use crate::commands::Ending;
 use crate::node::Core;
 use crate::sandbox::Sandbox;
 use corral_api::sandbox::{EndReason, EndStatus, SandboxStatus, State};
@@ -36,7 +35,7 @@ impl Core {
         }
         let _turn = self.removals.acquire().await;
         self.tear_down(sandbox, record.keeper).await;
-        self.finish_commands(sandbox, Ending::SandboxEnded).await;
+        self.finish_commands(sandbox);
         if let Some(keeper) = self.keepers.get(record.keeper) {
             keeper.live.fetch_sub(1, Ordering::Relaxed);
         }
