@@ -1,13 +1,12 @@
-//! What Corral itself runs in a sandbox: the first process of a container, and the worker for file operations.
+//! The worker for file operations: what Corral itself runs in a sandbox beside the first process.
 //!
-//! The first process reaps and waits. The worker is started for one request, in the sandbox's mount and user
-//! namespaces, its cgroups and with the target user's id, but outside its process namespace; it gets one socket to the
-//! node, does the operation and ends. Nothing of the image is run or loaded by either.
+//! It is started for one request, in the sandbox's mount and user namespaces, its cgroups and with the target user's
+//! id, but outside its process namespace; it gets one socket to the node, does the operation and ends. Static: nothing
+//! of the image is run or loaded by it.
 #![forbid(unsafe_code)]
 
 mod archive;
 mod files;
-pub mod init;
 mod paths;
 pub mod protocol;
 mod walk;

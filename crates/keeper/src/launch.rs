@@ -4,9 +4,10 @@ use crate::confine::Filter;
 use crate::protocol::{Launch, Step};
 use crate::setup::{self, Hidden, Inherited};
 use crate::wire;
+use corral_api::ids::SandboxId;
 use corral_sys::fork::{self, SingleThreaded, clone_child, flags};
 use corral_sys::{identity, mounts};
-use rustix::fs::{CWD, Mode, OFlags};
+use rustix::fs::{AtFlags, CWD, Mode, OFlags};
 use rustix::io::Errno;
 use rustix::mount::{
     FsMountFlags, FsOpenFlags, MountAttrFlags, OpenTreeFlags, fsconfig_create, fsconfig_set_fd, fsconfig_set_string,
@@ -25,7 +26,9 @@ const NAMESPACES: u64 = flags::NEWUSER | flags::NEWPID | flags::NEWNS | flags::N
 pub struct Kit {
     /// Proof that forking is safe.
     pub single: SingleThreaded,
-    /// The guest program, a sealed memfd.
+    /// The program of first processes, a sealed memfd.
+    pub init: OwnedFd,
+    /// The program of file workers, a sealed memfd.
     pub guest: OwnedFd,
     /// The filter of every process.
     pub filter: Filter,
@@ -33,6 +36,8 @@ pub struct Kit {
     pub hidden: Hidden,
     /// /dev/null, for standard streams.
     pub null: OwnedFd,
+    /// Descriptors that only occupy the numbers placed in children.
+    pub _reserved: Vec<OwnedFd>,
 }
 
 /// A sandbox whose first process is being set up; the socket reports a failure or closes at success.
@@ -64,7 +69,7 @@ pub fn launch(kit: &Kit, launch: &Launch, fds: Vec<OwnedFd>) -> Result<Starting,
     let (ours, theirs) = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)
         .map_err(|e| (Step::Request, e))?;
     let inherited =
-        Inherited { socket: theirs.as_fd(), guest: kit.guest.as_fd(), filter: &kit.filter, hidden: &kit.hidden };
+        Inherited { socket: theirs.as_fd(), init: kit.init.as_fd(), filter: &kit.filter, hidden: &kit.hidden };
     // The namespace's allowances (inotify, signals, queues) are counted for the user that makes it.
     identity::set_effective(launch.id_base, launch.id_base).map_err(|e| (Step::Identity, e))?;
     let cloned =
@@ -74,8 +79,8 @@ pub fn launch(kit: &Kit, launch: &Launch, fds: Vec<OwnedFd>) -> Result<Starting,
     drop(theirs);
 
     let made = furnish(launch, pid, &cgroups, &writable, &lowers)
-        .and_then(|(root, dev)| {
-            let mut send = vec![root.as_fd(), dev.as_fd()];
+        .and_then(|mounts| {
+            let mut send: Vec<_> = mounts.iter().map(AsFd::as_fd).collect();
             send.extend(binds.iter().map(AsFd::as_fd));
             wire::send(ours.as_fd(), b"go", &send).map_err(|e| (Step::Request, e))
         })
@@ -84,6 +89,7 @@ pub fn launch(kit: &Kit, launch: &Launch, fds: Vec<OwnedFd>) -> Result<Starting,
         // The child dies of the closed socket too; killing it makes sure, reaping it leaves nothing.
         corral_sys::process::kill(pid, libc::SIGKILL).unwrap_or(());
         fork::wait_for(pid).map_err(|e| (Step::Died, e))?;
+        remove_shm(kit, &launch.sandbox);
         return Err(failure);
     }
     Ok(Starting { pid, socket: ours })
@@ -95,7 +101,7 @@ fn furnish(
     cgroups: &[OwnedFd],
     writable: &OwnedFd,
     lowers: &[OwnedFd],
-) -> Result<(OwnedFd, OwnedFd), (Step, Errno)> {
+) -> Result<[OwnedFd; 4], (Step, Errno)> {
     for procs in cgroups {
         rustix::io::write(procs, pid.to_string().as_bytes()).map_err(|e| (Step::Cgroup, e))?;
     }
@@ -113,11 +119,32 @@ fn furnish(
         mapped(lower, 0)?;
     }
     mapped(writable, 0)?;
-    let dev = open_tree(CWD, "/dev", OpenTreeFlags::OPEN_TREE_CLONE | OpenTreeFlags::OPEN_TREE_CLOEXEC)
-        .map_err(|e| (Step::Dev, e))?;
+    let clone = OpenTreeFlags::OPEN_TREE_CLONE | OpenTreeFlags::OPEN_TREE_CLOEXEC;
+    let dev = open_tree(CWD, "/dev", clone).map_err(|e| (Step::Dev, e))?;
     mapped(&dev, mounts::attr::RDONLY)?;
+    let sys = open_tree(CWD, "/sys", clone | OpenTreeFlags::AT_RECURSIVE).map_err(|e| (Step::Sys, e))?;
+    mounts::set_tree_attributes(sys.as_fd(), mounts::attr::RDONLY).map_err(|e| (Step::Sys, e))?;
+    let shm_dir = shm_dir(&launch.sandbox);
+    rustix::fs::mkdirat(CWD, &shm_dir, Mode::empty()).map_err(|e| (Step::Dev, e))?;
+    rustix::fs::chmodat(CWD, &shm_dir, Mode::from_raw_mode(0o1777), AtFlags::empty()).map_err(|e| (Step::Dev, e))?;
+    let shm = open_tree(CWD, &shm_dir, clone).map_err(|e| (Step::Dev, e))?;
+    mapped(&shm, mounts::attr::NOEXEC)?;
     let root = overlay(launch, writable, lowers).map_err(|e| (Step::Overlay, e))?;
-    Ok((root, dev))
+    Ok([root, dev, sys, shm])
+}
+
+fn shm_dir(sandbox: &SandboxId) -> String {
+    format!("{}/{sandbox}", setup::SHM)
+}
+
+/// Removes what a sandbox left in its /dev/shm: in a process of its own, since it may be much. Returns its id, when one
+/// was needed.
+pub fn remove_shm(kit: &Kit, sandbox: &SandboxId) -> Option<i32> {
+    let dir = shm_dir(sandbox);
+    if rustix::fs::rmdir(&dir).is_ok() {
+        return None;
+    }
+    clone_child(kit.single, 0, None, || i32::from(std::fs::remove_dir_all(&dir).is_err())).ok()
 }
 
 fn write_proc(pid: i32, file: &str, text: &str) -> Result<(), Errno> {

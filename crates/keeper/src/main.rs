@@ -1,4 +1,4 @@
-//! `corral-keeper SOCKET GUEST`: the keeper of a node's sandboxes. The node starts it; see the library's page.
+//! `corral-keeper SOCKET INIT GUEST`: the keeper of a node's sandboxes. The node starts it; see the library's page.
 #![forbid(unsafe_code)]
 
 use anyhow::{Context, Result, anyhow, bail};
@@ -9,21 +9,23 @@ use corral_sys::fork::SingleThreaded;
 use corral_sys::{identity, process};
 use rustix::fs::{CWD, MemfdFlags, Mode, OFlags, SealFlags};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsRawFd, OwnedFd};
 
 fn main() {
     let mut arguments = std::env::args().skip(1);
-    let (Some(socket), Some(guest), None) = (arguments.next(), arguments.next(), arguments.next()) else {
-        eprintln!("usage: corral-keeper SOCKET GUEST\nThe node agent starts this program; it is of no use by hand.");
+    let [Some(socket), Some(init), Some(guest), None] = std::array::from_fn(|_| arguments.next()) else {
+        eprintln!(
+            "usage: corral-keeper SOCKET INIT GUEST\nThe node agent starts this program; it is of no use by hand."
+        );
         std::process::exit(2);
     };
-    if let Err(error) = run(&socket, &guest) {
+    if let Err(error) = run(&socket, &init, &guest) {
         eprintln!("corral-keeper: {error:#}");
         std::process::exit(1);
     }
 }
 
-fn run(socket: &str, guest: &str) -> Result<()> {
+fn run(socket: &str, init: &str, guest: &str) -> Result<()> {
     if !rustix::process::getuid().is_root() {
         bail!("it must run as root");
     }
@@ -31,6 +33,8 @@ fn run(socket: &str, guest: &str) -> Result<()> {
     rustix::process::setsid().context("setsid")?;
     let single = SingleThreaded::observe().context("forking needs a single thread")?;
     process::set_not_dumpable().context("cannot become undumpable")?;
+    let reserved = reserve_low_numbers().context("/dev/null")?;
+    let init = sealed_copy(init).with_context(|| format!("cannot load {init}"))?;
     let guest = sealed_copy(guest).with_context(|| format!("cannot load {guest}"))?;
     let null =
         rustix::fs::openat(CWD, "/dev/null", OFlags::RDWR | OFlags::CLOEXEC, Mode::empty()).context("/dev/null")?;
@@ -40,14 +44,26 @@ fn run(socket: &str, guest: &str) -> Result<()> {
     corral_keeper::enter_private_root().map_err(|(step, e)| anyhow!("cannot build a private root: {step}: {e}"))?;
     let filter = Filter::build()?;
     let hidden = corral_keeper::Hidden::observe();
-    let kit = Kit { single, guest, filter, hidden, null };
+    let kit = Kit { single, init, guest, filter, hidden, null, _reserved: reserved };
     Server::new(kit, listener, signals).context("epoll")?.run().context("the loop ended")
 }
 
-/// The guest program in memory, sealed and unreadable, so that no sandbox can change or trace it.
+/// Occupies the numbers that descriptors are placed at in children, so that nothing a child still needs has one of them.
+fn reserve_low_numbers() -> Result<Vec<OwnedFd>> {
+    let mut reserved = Vec::new();
+    loop {
+        let fd = rustix::fs::openat(CWD, "/dev/null", OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())?;
+        if fd.as_raw_fd() > corral_keeper::CONTROL_FD {
+            return Ok(reserved);
+        }
+        reserved.push(fd);
+    }
+}
+
+/// A program in memory, sealed and unreadable, so that no sandbox can change or trace it.
 fn sealed_copy(path: &str) -> Result<OwnedFd> {
     let bytes = std::fs::read(path)?;
-    let memfd = rustix::fs::memfd_create("guest", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
+    let memfd = rustix::fs::memfd_create("corral", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
     let mut rest = bytes.as_slice();
     while !rest.is_empty() {
         let n = rustix::io::write(&memfd, rest)?;

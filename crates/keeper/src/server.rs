@@ -315,7 +315,7 @@ impl Server {
             }
             Report::Failed(step, errno) => {
                 corral_sys::process::kill(pid, libc::SIGKILL).unwrap_or(());
-                self.table.remove_sandbox(slot);
+                self.drop_sandbox(slot);
                 self.reply(number, Reply::Failed { step, errno }, None);
             }
         }
@@ -498,7 +498,7 @@ impl Server {
         self.sandbox_reports(slot);
         let Some(sandbox) = self.table.sandboxes.get_mut(slot) else { return };
         if let Some((_, number)) = sandbox.starting.take() {
-            self.table.remove_sandbox(slot);
+            self.drop_sandbox(slot);
             let reply = Reply::Failed { step: Step::Died, errno: Errno::CHILD.raw_os_error() };
             return self.reply(number, reply, None);
         }
@@ -541,6 +541,14 @@ impl Server {
         }
     }
 
+    fn drop_sandbox(&mut self, slot: usize) {
+        if let Some(sandbox) = self.table.remove_sandbox(slot)
+            && let Some(remover) = launch::remove_shm(&self.kit, &sandbox.id)
+        {
+            self.table.by_pid.insert(remover, Owner::Helper);
+        }
+    }
+
     fn forget(&mut self, number: u64, id: &corral_api::ids::SandboxId) {
         let Some(slot) = self.table.by_sandbox.get(id).copied() else {
             return self.reply(number, Reply::Unknown, None);
@@ -548,7 +556,7 @@ impl Server {
         if self.table.sandboxes.get(slot).is_some_and(|s| s.exit.is_none()) {
             return self.reply(number, Reply::Refused { reason: "it still runs".into() }, None);
         }
-        self.table.remove_sandbox(slot);
+        self.drop_sandbox(slot);
         let commands: Vec<usize> =
             self.table.commands.iter().filter(|(_, c)| c.sandbox == *id).map(|(s, _)| s).collect();
         for slot in commands {

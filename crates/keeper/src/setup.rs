@@ -13,7 +13,7 @@ use rustix::mount::{
 use std::ffi::CString;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 
-/// Files of /proc and /sys that are hidden where the kernel has them.
+/// Files of /proc that are hidden where the kernel has them.
 const HIDDEN_FILES: &[&str] = &[
     "proc/kcore",
     "proc/keys",
@@ -28,15 +28,17 @@ const HIDDEN_FILES: &[&str] = &[
     "proc/latency_stats",
 ];
 /// Directories likewise.
-const HIDDEN_DIRS: &[&str] = &["proc/acpi", "proc/scsi", "sys/firmware", "sys/kernel/debug", "sys/fs/bpf"];
+const HIDDEN_DIRS: &[&str] = &["proc/acpi", "proc/scsi"];
+/// Directories of /sys, hidden once in the keeper's own, which all sandboxes share.
+const HIDDEN_SYS: &[&str] = &["sys/firmware", "sys/kernel/debug", "sys/kernel/tracing", "sys/fs/bpf", "sys/fs/cgroup"];
 
 /// What the keeper's server hands to the child by inheritance.
 #[derive(Debug)]
 pub struct Inherited<'a> {
     /// Child's end of the socket to the keeper.
     pub socket: BorrowedFd<'a>,
-    /// The guest program.
-    pub guest: BorrowedFd<'a>,
+    /// The program of the first process.
+    pub init: BorrowedFd<'a>,
     /// The filter.
     pub filter: &'a Filter,
     /// Which of the hidden paths this kernel has.
@@ -72,13 +74,13 @@ pub fn run(launch: &Launch, inherited: &Inherited<'_>) -> i32 {
 
 fn inside(launch: &Launch, inherited: &Inherited<'_>) -> Result<std::convert::Infallible, (Step, Errno)> {
     let at = |step: Step| move |errno: Errno| (step, errno);
-    process::close_all_but(&[inherited.socket.as_raw_fd(), inherited.guest.as_raw_fd()]).map_err(at(Step::Request))?;
+    process::close_all_but(&[inherited.socket.as_raw_fd(), inherited.init.as_raw_fd()]).map_err(at(Step::Request))?;
     // Waits here until the keeper has written the id maps and made the mounts.
     let mut buffer = [0u8; 8];
     let received = wire::receive(inherited.socket, &mut buffer).map_err(|_| (Step::Request, Errno::PIPE))?;
     let mut fds = received.fds.into_iter();
     let mut next = || fds.next().ok_or((Step::Request, Errno::BADF));
-    let (root, dev) = (next()?, next()?);
+    let (root, dev, sys, shm) = (next()?, next()?, next()?, next()?);
     let binds: Vec<OwnedFd> = fds.collect();
     if binds.len() != launch.binds.len() {
         return Err((Step::Request, Errno::BADF));
@@ -97,13 +99,11 @@ fn inside(launch: &Launch, inherited: &Inherited<'_>) -> Result<std::convert::In
     let noexec =
         MountAttrFlags::MOUNT_ATTR_NOSUID | MountAttrFlags::MOUNT_ATTR_NODEV | MountAttrFlags::MOUNT_ATTR_NOEXEC;
     attach(&filesystem("proc", &[], noexec).map_err(at(Step::Proc))?, &here, "proc").map_err(at(Step::Proc))?;
-    let sys = filesystem("sysfs", &[], noexec | MountAttrFlags::MOUNT_ATTR_RDONLY).map_err(at(Step::Sys))?;
     attach(&sys, &here, "sys").map_err(at(Step::Sys))?;
     attach(&dev, &here, "dev").map_err(at(Step::Dev))?;
     let pts = [("newinstance", ""), ("ptmxmode", "0666"), ("mode", "0620"), ("gid", "5")];
     attach(&filesystem("devpts", &pts, noexec_devices()).map_err(at(Step::Dev))?, &here, "dev/pts")
         .map_err(at(Step::Dev))?;
-    let shm = filesystem("tmpfs", &[("mode", "1777"), ("size", "50%")], noexec).map_err(at(Step::Dev))?;
     attach(&shm, &here, "dev/shm").map_err(at(Step::Dev))?;
     attach(&filesystem("mqueue", &[], noexec).map_err(at(Step::Dev))?, &here, "dev/mqueue").map_err(at(Step::Dev))?;
 
@@ -126,7 +126,7 @@ fn inside(launch: &Launch, inherited: &Inherited<'_>) -> Result<std::convert::In
     confine::become_user(inherited.filter, 0, 0, &[], launch.allow_setuid)?;
     process::reset_signals().map_err(at(Step::Exec))?;
     let argv = [CString::from(c"init")];
-    Err((Step::Exec, process::exec_fd(inherited.guest, &argv, &[])))
+    Err((Step::Exec, process::exec_fd(inherited.init, &argv, &[])))
 }
 
 fn noexec_devices() -> MountAttrFlags {
@@ -194,8 +194,15 @@ fn write_names(hostname: &str) -> Result<(), Errno> {
     Ok(())
 }
 
-/// Builds the keeper's own root: a tmpfs with an empty /root to attach sandboxes at, /proc, /sys and the /dev that
-/// sandboxes share read-only. A child copies only these four mounts instead of all the host's.
+/// Where the keeper has the directories that sandboxes see as /dev/shm.
+pub const SHM: &str = "/shm";
+
+/// Builds the keeper's own root: a tmpfs with an empty /root to attach sandboxes at, /proc, and what sandboxes share:
+/// /sys (of an empty network namespace, read-only for them), /dev (likewise) and /shm, of which each gets a directory.
+///
+/// A child copies only these few mounts instead of all the host's. And they are shared because superblocks are dear:
+/// every memory cgroup holds a kilobyte for each 64 superblocks that ever were live at once, so memory per sandbox grows
+/// with the number of sandboxes times the superblocks of each.
 ///
 /// # Errors
 /// The call that failed.
@@ -203,11 +210,12 @@ pub fn enter_private_root() -> Result<(), (&'static str, Errno)> {
     use rustix::mount::{MountFlags, MountPropagationFlags, mount, mount_change};
     let none = None::<&std::ffi::CStr>;
     process::own_mount_namespace().map_err(|e| ("unshare", e))?;
+    process::own_network_namespace().map_err(|e| ("unshare the network", e))?;
     mount_change("/", MountPropagationFlags::PRIVATE | MountPropagationFlags::REC)
         .map_err(|e| ("make / private", e))?;
     mount("tmpfs", "/tmp", "tmpfs", MountFlags::NOSUID, Some(c"mode=0755,size=1m")).map_err(|e| ("mount tmpfs", e))?;
     rustix::process::chdir("/tmp").map_err(|e| ("chdir", e))?;
-    for dir in ["root", "proc", "sys", "dev"] {
+    for dir in ["root", "proc", "sys", "dev", "shm"] {
         rustix::fs::mkdirat(CWD, dir, Mode::from_raw_mode(0o755)).map_err(|e| ("mkdir", e))?;
     }
     mount("proc", "proc", "proc", MountFlags::NOSUID | MountFlags::NODEV | MountFlags::NOEXEC, none)
@@ -217,6 +225,14 @@ pub fn enter_private_root() -> Result<(), (&'static str, Errno)> {
     mount("tmpfs", "dev", "tmpfs", MountFlags::NOSUID | MountFlags::NOEXEC, Some(c"mode=0755,size=64k"))
         .map_err(|e| ("mount dev", e))?;
     fill_dev().map_err(|e| ("fill /dev", e))?;
+    // Bounded by each sandbox's memory limit: its pages and inodes are charged to who makes them.
+    mount("tmpfs", "shm", "tmpfs", MountFlags::NOSUID | MountFlags::NODEV, Some(c"mode=0700,size=100%,nr_inodes=0"))
+        .map_err(|e| ("mount shm", e))?;
+    let clone = OpenTreeFlags::OPEN_TREE_CLONE | OpenTreeFlags::OPEN_TREE_CLOEXEC;
+    for dir in HIDDEN_SYS.iter().filter(|dir| std::path::Path::new(dir).is_dir()) {
+        let empty = open_tree(CWD, "dev/.empty", clone).map_err(|e| ("clone", e))?;
+        move_mount(empty.as_fd(), "", CWD, *dir, MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH).map_err(|e| ("hide", e))?;
+    }
     rustix::process::pivot_root(".", ".").map_err(|e| ("pivot_root", e))?;
     unmount(".", UnmountFlags::DETACH).map_err(|e| ("unmount the old root", e))?;
     rustix::process::chdir("/").map_err(|e| ("chdir /", e))?;

@@ -12,6 +12,8 @@ use std::time::Duration;
 pub struct Programs {
     /// `corral-keeper`.
     pub keeper: PathBuf,
+    /// `corral-init`.
+    pub init: PathBuf,
     /// `corral-guest`.
     pub guest: PathBuf,
 }
@@ -30,14 +32,14 @@ impl Programs {
             places.push(dir.join("../libexec/corral"));
         }
         for dir in &places {
-            let (keeper, guest) = (dir.join("corral-keeper"), dir.join("corral-guest"));
-            if keeper.is_file() && guest.is_file() {
-                return Ok(Self { keeper, guest });
+            let [keeper, init, guest] = ["corral-keeper", "corral-init", "corral-guest"].map(|name| dir.join(name));
+            if keeper.is_file() && init.is_file() && guest.is_file() {
+                return Ok(Self { keeper, init, guest });
             }
         }
         let looked: Vec<String> = places.iter().map(|p| p.display().to_string()).collect();
         Err(RuntimeError::Unsupported(format!(
-            "corral-keeper and corral-guest are not in {}: set CORRAL_LIBEXEC to their directory",
+            "corral-keeper, corral-init and corral-guest are not all in {}: set CORRAL_LIBEXEC to their directory",
             looked.join(" or ")
         )))
     }
@@ -61,6 +63,7 @@ pub async fn start(programs: &Programs, socket: &Path) -> Result<tokio::process:
         .map_err(|e| RuntimeError::host("open", &log_path, e))?;
     let mut child = tokio::process::Command::new(&programs.keeper)
         .arg(socket)
+        .arg(&programs.init)
         .arg(&programs.guest)
         .current_dir("/")
         .env_clear()

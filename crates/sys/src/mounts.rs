@@ -32,6 +32,18 @@ const MOUNT_ATTR_IDMAP: u64 = 0x0010_0000;
 /// # Errors
 /// Those of mount_setattr(2).
 pub fn set_attributes(mount: BorrowedFd<'_>, set: u64, idmap: Option<BorrowedFd<'_>>) -> Result<(), Errno> {
+    set_with(mount, libc::AT_EMPTY_PATH, set, idmap)
+}
+
+/// Sets attributes of a tree of mounts.
+///
+/// # Errors
+/// Those of mount_setattr(2).
+pub fn set_tree_attributes(mount: BorrowedFd<'_>, set: u64) -> Result<(), Errno> {
+    set_with(mount, libc::AT_EMPTY_PATH | libc::AT_RECURSIVE, set, None)
+}
+
+fn set_with(mount: BorrowedFd<'_>, flags: i32, set: u64, idmap: Option<BorrowedFd<'_>>) -> Result<(), Errno> {
     let mut attributes = MountAttr { attr_set: set, attr_clr: 0, propagation: 0, userns_fd: 0 };
     if let Some(fd) = idmap {
         attributes.attr_set |= MOUNT_ATTR_IDMAP;
@@ -43,7 +55,7 @@ pub fn set_attributes(mount: BorrowedFd<'_>, set: u64, idmap: Option<BorrowedFd<
             libc::SYS_mount_setattr,
             mount.as_raw_fd(),
             c"".as_ptr(),
-            libc::AT_EMPTY_PATH,
+            flags,
             &raw const attributes,
             size_of::<MountAttr>(),
         )

@@ -177,6 +177,16 @@ pub fn own_mount_namespace() -> Result<(), Errno> {
     Ok(())
 }
 
+/// Gives this process its own, empty network namespace.
+///
+/// # Errors
+/// Those of unshare(2).
+pub fn own_network_namespace() -> Result<(), Errno> {
+    // SAFETY: a network namespace has no bearing on memory safety.
+    check(unsafe { libc::unshare(libc::CLONE_NEWNET) }.into())?;
+    Ok(())
+}
+
 /// Gives this process its own cgroup namespace, rooted at the cgroups it is in.
 ///
 /// # Errors
