@@ -9,7 +9,7 @@ use crate::refusal::Refusal;
 use crate::state::{GatewayConfig, Gw, Shared};
 use axum::Router;
 use axum::extract::{DefaultBodyLimit, Request};
-use axum_server::accept::NoDelayAcceptor;
+use axum_server::accept::{TcpConfigAcceptor, TcpKeepaliveConfig, TcpSocketConfig};
 use axum_server::tls_rustls::{RustlsAcceptor, RustlsConfig};
 use axum_server::{Handle, Server};
 use corral_api::ids::NodeId;
@@ -24,6 +24,9 @@ use tokio_util::sync::CancellationToken;
 
 /// How long a new connection may take to send its first request.
 const FIRST_REQUEST_LIMIT: Duration = Duration::from_secs(30);
+/// When a silent connection is first asked whether its client is still there, and how often then.
+const KEEPALIVE: Duration = Duration::from_secs(60);
+const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(15);
 /// How often placement learns of the load of several nodes.
 const STATUS_INTERVAL: Duration = Duration::from_secs(1);
 /// What hyper buffers of a request's head before it gives up; the gateway's own limit answers earlier.
@@ -116,7 +119,7 @@ impl Gateway {
             tokio::spawn(watch_nodes(Arc::clone(&self.shared), ended));
         }
         let served = match tls {
-            None => server.acceptor(NoDelayAcceptor::new()).serve(service).await,
+            None => server.acceptor(tcp()).serve(service).await,
             Some(files) => {
                 let config = RustlsConfig::from_pem_file(&files.cert, &files.key)
                     .await
@@ -128,10 +131,16 @@ impl Gateway {
     }
 }
 
-type TlsServer = Server<SocketAddr, RustlsAcceptor<NoDelayAcceptor>>;
+type TlsServer = Server<SocketAddr, RustlsAcceptor<TcpConfigAcceptor>>;
 
 fn with_tls<A>(server: Server<SocketAddr, A>, config: RustlsConfig) -> TlsServer {
-    server.acceptor(RustlsAcceptor::new(config).acceptor(NoDelayAcceptor::new()))
+    server.acceptor(RustlsAcceptor::new(config).acceptor(tcp()))
+}
+
+/// Small answers leave at once, and clients that vanished are found out.
+fn tcp() -> TcpConfigAcceptor {
+    let keepalive = TcpKeepaliveConfig::new().time(KEEPALIVE).interval(KEEPALIVE_INTERVAL);
+    TcpConfigAcceptor::new(TcpSocketConfig::new().nodelay(true).keepalive(keepalive))
 }
 
 fn check_listen(address: SocketAddr, tls: bool, insecure: bool) -> Result<(), ServeError> {

@@ -174,3 +174,17 @@ async fn queries_and_event_streams_reach_the_node() {
     assert_eq!(events.chunk().await.unwrap().unwrap(), "id: 1\ndata: {}\n\n");
     assert_eq!(front.node.seen.last_headers.lock().unwrap()["last-event-id"], "5");
 }
+
+#[tokio::test]
+async fn http2_clients_are_forwarded_over_http1() {
+    let front = Front::start().await;
+    let http = reqwest::Client::builder().http2_prior_knowledge().build().unwrap();
+    let exec = http.post(front.sandbox("/exec")).bearer_auth(&front.key).json(&json!({"argv": ["exit", "2"]}));
+    let response = exec.send().await.unwrap();
+    assert_eq!((response.status().as_u16(), response.version()), (200, reqwest::Version::HTTP_2));
+    assert_eq!(response.json::<Value>().await.unwrap()["exit_code"], 2);
+    let put = http.put(front.sandbox("/files?path=/h2")).bearer_auth(&front.key).body(vec![5u8; 3 << 20]);
+    assert_eq!(put.send().await.unwrap().status(), 200);
+    let get = http.get(front.sandbox("/files?path=/h2")).bearer_auth(&front.key).send().await.unwrap();
+    assert_eq!(get.bytes().await.unwrap().len(), 3 << 20);
+}

@@ -182,6 +182,21 @@ async fn a_batch_answers_for_each_item_in_order() {
 }
 
 #[tokio::test]
+async fn a_burst_of_creates_loses_none() {
+    let front = Front::start().await;
+    let c = Client::new(&front);
+    let create = |_| async {
+        let response = c.call("POST", "/v1/sandboxes").json(&json!({"environment": "base"})).send().await.unwrap();
+        assert_eq!(response.status(), 201);
+        json_of(response).await["id"].as_str().unwrap().to_owned()
+    };
+    let mut ids = futures_util::future::join_all((0..2000).map(create)).await;
+    ids.sort_unstable();
+    ids.dedup();
+    assert_eq!((ids.len(), front.node.seen.creates.lock().unwrap().len()), (2000, 2000));
+}
+
+#[tokio::test]
 async fn imports_are_recorded_and_references_protect_them() {
     let front = Front::start().await;
     let c = Client::new(&front);

@@ -19,6 +19,7 @@ pub mod protocol;
 pub mod server;
 mod setup;
 pub use setup::{Hidden, enter_private_root};
+pub use spawn::CONTROL_FD;
 mod spawn;
 pub mod table;
 pub mod wire;

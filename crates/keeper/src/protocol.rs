@@ -143,7 +143,7 @@ pub enum Io {
         stdin: bool,
         /// Standard error goes where standard output goes.
         merge: bool,
-        /// A further pipe, given to the process as descriptor 201, drained into a third log.
+        /// A further pipe, given to the process as descriptor 9, drained into a third log.
         control: bool,
         /// Bounds of each log.
         bounds: LogBounds,

@@ -16,7 +16,7 @@ use std::ffi::CString;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 
 /// Number of the control pipe in a process that has one.
-pub const CONTROL_FD: i32 = 201;
+pub const CONTROL_FD: i32 = 9;
 /// Number of a worker's socket.
 pub const WORKER_FD: i32 = 3;
 

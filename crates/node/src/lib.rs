@@ -1,1 +1,33 @@
-//! Placeholder.
+//! The node agent: owns the sandboxes of one machine.
+//!
+//! ```text
+//! http ──▶ lifecycle (create, pause, resume, stop) ──▶ runtime ──▶ keeper
+//!   │         │                                          ▲
+//!   ├──▶ commands (exec, sessions, output) ──────────────┤
+//!   ├──▶ files ──────────────────────────────────────────┘
+//!   └──▶ images ──▶ layers
+//! keeper notices ─▶ notices ─▶ commands, lifecycle;   everything that must not be forgotten ─▶ ledger, events
+//! ```
+//! It may die and start again at any time: `adopt` takes over what the keepers still hold and removes the rest.
+#![forbid(unsafe_code)]
+
+mod adopt;
+mod balance;
+mod clock;
+mod commands;
+mod config;
+mod error;
+mod events;
+mod http;
+mod keepers;
+mod ledger;
+mod lifecycle;
+mod metrics;
+mod node;
+mod notices;
+mod sandbox;
+mod start;
+mod upkeep;
+
+pub use config::NodeConfig;
+pub use start::{Node, NodeHandle, StartError};

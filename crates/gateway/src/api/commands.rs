@@ -1,6 +1,7 @@
 //! Commands and terminals: checked and forwarded to the sandbox's node.
 
 use crate::extract::{Checked, Valid};
+use crate::openapi::Octets;
 use crate::refusal::{Answer, Refusal};
 use crate::state::Gw;
 use axum::extract::{Request, State};
@@ -57,7 +58,7 @@ async fn result(State(gw): State<Gw>, request: Request) -> Answer {
 
 /// Read a command's output from any offset, or follow it.
 #[utoipa::path(get, path = "/v1/sandboxes/{id}/commands/{command_id}/output", tag = "commands", params(OutputQuery),
-    responses((status = 200, description = "Octets of the stream", body = Vec<u8>, content_type = "application/octet-stream",
+    responses((status = 200, description = "Octets of the stream", body = Octets, content_type = "application/octet-stream",
         headers(("corral-offset" = u64, description = "Offset of the first octet here"),
             ("corral-total" = u64, description = "Octets the command wrote so far"),
             ("corral-truncated" = bool, description = "Whether octets between head and tail were dropped"),
@@ -68,7 +69,7 @@ async fn output(State(gw): State<Gw>, _query: Valid<OutputQuery>, request: Reque
 
 /// Write to a command's standard input.
 #[utoipa::path(post, path = "/v1/sandboxes/{id}/commands/{command_id}/stdin", tag = "commands", params(StdinQuery),
-    request_body(content = Vec<u8>, content_type = "application/octet-stream"),
+    request_body(content = Octets, content_type = "application/octet-stream"),
     responses((status = 204, description = "Written")))]
 async fn stdin(State(gw): State<Gw>, _query: Valid<StdinQuery>, request: Request) -> Answer {
     gw.forward(request).await

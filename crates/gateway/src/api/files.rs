@@ -1,6 +1,7 @@
 //! Files inside sandboxes: checked and forwarded to the sandbox's node. Content is streamed.
 
 use crate::extract::{Checked, Valid};
+use crate::openapi::Octets;
 use crate::refusal::Answer;
 use crate::state::Gw;
 use axum::extract::{Request, State};
@@ -22,15 +23,15 @@ pub fn routes() -> OpenApiRouter<Gw> {
 /// Read a file, or a part of it.
 #[utoipa::path(get, path = "/v1/sandboxes/{id}/files", tag = "files",
     params(FileQuery, ("Range" = Option<String>, Header, description = "`bytes=FIRST-LAST`")),
-    responses((status = 200, description = "The content", body = Vec<u8>, content_type = "application/octet-stream"),
-        (status = 206, description = "A part of it", body = Vec<u8>, content_type = "application/octet-stream")))]
+    responses((status = 200, description = "The content", body = Octets, content_type = "application/octet-stream"),
+        (status = 206, description = "A part of it", body = Octets, content_type = "application/octet-stream")))]
 async fn read(State(gw): State<Gw>, _query: Valid<FileQuery>, request: Request) -> Answer {
     gw.forward(request).await
 }
 
 /// Write a file.
 #[utoipa::path(put, path = "/v1/sandboxes/{id}/files", tag = "files", params(FileWrite),
-    request_body(content = Vec<u8>, content_type = "application/octet-stream"),
+    request_body(content = Octets, content_type = "application/octet-stream"),
     responses((status = 200, description = "Written", body = FileStatus)))]
 async fn write(State(gw): State<Gw>, _query: Valid<FileWrite>, request: Request) -> Answer {
     gw.forward(request).await
@@ -73,14 +74,14 @@ async fn rename(State(gw): State<Gw>, checked: Checked<MoveRequest>) -> Answer {
 
 /// Read a file or directory as a tar stream.
 #[utoipa::path(get, path = "/v1/sandboxes/{id}/files/tar", tag = "files", params(FileQuery),
-    responses((status = 200, description = "A tar stream", body = Vec<u8>, content_type = "application/x-tar")))]
+    responses((status = 200, description = "A tar stream", body = Octets, content_type = "application/x-tar")))]
 async fn read_tar(State(gw): State<Gw>, _query: Valid<FileQuery>, request: Request) -> Answer {
     gw.forward(request).await
 }
 
 /// Unpack a tar stream in a directory.
 #[utoipa::path(put, path = "/v1/sandboxes/{id}/files/tar", tag = "files", params(FileQuery),
-    request_body(content = Vec<u8>, content_type = "application/x-tar"),
+    request_body(content = Octets, content_type = "application/x-tar"),
     responses((status = 204, description = "Unpacked")))]
 async fn write_tar(State(gw): State<Gw>, _query: Valid<FileQuery>, request: Request) -> Answer {
     gw.forward(request).await

@@ -3,6 +3,7 @@
 use super::{imports, layers};
 use crate::catalogue::check_name;
 use crate::extract::{Checked, Name, Parameters, json};
+use crate::openapi::Octets;
 use crate::refusal::{Answer, Refusal};
 use crate::state::{Caller, Gw};
 use axum::extract::{Request, State};
@@ -40,7 +41,7 @@ async fn import(State(gw): State<Gw>, caller: Caller, checked: Checked<RegistryI
 
 /// Import an image from a tar stream: `docker save`, OCI layout or root file system.
 #[utoipa::path(put, path = "/v1/images/{name}", tag = "images", params(ImageUpload),
-    request_body(content = Vec<u8>, content_type = "application/x-tar"),
+    request_body(content = Octets, content_type = "application/x-tar"),
     responses((status = 200, description = "Progress; the last line is `imported` or `failed`",
         body = ImportProgress, content_type = "application/x-ndjson")))]
 async fn upload(

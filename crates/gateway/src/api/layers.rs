@@ -3,6 +3,7 @@
 use super::imports;
 use crate::directory::DOCUMENT_LIMIT;
 use crate::extract::{Name, Parameters, json};
+use crate::openapi::Octets;
 use crate::refusal::{Answer, Refusal};
 use crate::state::{Caller, Gw, claim};
 use axum::body::{Body, to_bytes};
@@ -30,7 +31,7 @@ async fn list(State(gw): State<Gw>, caller: Caller) -> Answer {
 
 /// Build a workspace or toolkit layer from a tar stream.
 #[utoipa::path(put, path = "/v1/layers", tag = "layers", params(LayerUpload),
-    request_body(content = Vec<u8>, content_type = "application/x-tar"),
+    request_body(content = Octets, content_type = "application/x-tar"),
     responses((status = 200, description = "Progress; the last line is `built` or `failed`",
         body = ImportProgress, content_type = "application/x-ndjson")))]
 async fn build(

@@ -99,6 +99,19 @@ pub fn processes(driver: &dyn CgroupDriver, sandbox: &str, command: &str) -> Vec
     std::fs::read_to_string(path).unwrap_or_default().lines().filter_map(|l| l.parse().ok()).collect()
 }
 
+/// Thread ids in a sandbox, its commands' included.
+pub fn threads(driver: &dyn CgroupDriver, sandbox: &str) -> Vec<i32> {
+    let top = driver.unified_dir(sandbox);
+    let below = list_dirs(&top).unwrap_or_default();
+    std::iter::once(top.clone())
+        .chain(below.iter().map(|name| top.join(name)))
+        .flat_map(|dir| {
+            let text = std::fs::read_to_string(dir.join("cgroup.threads")).unwrap_or_default();
+            text.lines().filter_map(|l| l.parse().ok()).collect::<Vec<i32>>()
+        })
+        .collect()
+}
+
 /// Freezes or thaws a sandbox.
 ///
 /// # Errors

@@ -196,16 +196,15 @@ impl WritableStore {
         }
     }
 
-    /// Unmounts the image; the store is not used afterwards.
+    /// Unmounts the image, where there is one; the store is not used afterwards.
     ///
     /// # Errors
-    /// When something still uses it.
-    pub fn unmount(self) -> Result<(), RuntimeError> {
-        let Self { root, root_fd, image, .. } = self;
-        drop(root_fd);
-        if image.is_some() {
-            rustix::mount::unmount(&root, rustix::mount::UnmountFlags::empty())
-                .map_err(|e| RuntimeError::host("unmount", root, e))?;
+    /// When the kernel refuses.
+    pub fn detach(&self) -> Result<(), RuntimeError> {
+        if self.image.is_some() {
+            // This store's own descriptor keeps it busy until the process ends: it goes then.
+            rustix::mount::unmount(&self.root, rustix::mount::UnmountFlags::DETACH)
+                .map_err(|e| RuntimeError::host("unmount", &self.root, e))?;
         }
         Ok(())
     }

@@ -1,0 +1,398 @@
+//! The command line: what can be said, with its help.
+
+mod records;
+mod values;
+
+pub use records::{
+    EnvCommand, EnvCreateArgs, ImageCommand, ImportArgs, KeyCommand, KindArg, LayerCommand, NodeCommand,
+};
+pub use values::{Pair, key_value, milliseconds};
+
+use clap::{Args, Parser, Subcommand};
+use clap_complete::Shell;
+use corral_api::command::StreamName;
+use std::net::SocketAddr;
+use std::path::PathBuf;
+
+/// Agent sandboxes for RL training and evaluation.
+#[derive(Debug, Parser)]
+#[command(
+    name = "corral",
+    version,
+    max_term_width = 110,
+    after_help = "\
+Examples:
+  corral up                                   start everything on this machine
+  corral image import docker.io/library/python:3.12-slim --name python
+  corral run python -- python -c 'print(1)'   run one command in a fresh sandbox
+  id=$(corral create python)                  keep a sandbox
+  corral exec $id -- ls -l /
+  corral sh $id
+  corral rm $id"
+)]
+pub struct Cli {
+    /// Machine-readable output, also of errors.
+    #[arg(long, global = true)]
+    pub json: bool,
+    #[command(flatten)]
+    pub server: ServerArgs,
+    #[command(subcommand)]
+    pub command: Command,
+}
+
+/// Which gateway to speak to.
+#[derive(Debug, Clone, Default, Args)]
+#[command(next_help_heading = "Server")]
+pub struct ServerArgs {
+    /// URL of the gateway; from the credentials file where absent.
+    #[arg(long, global = true, env = "CORRAL_API_URL", hide_env_values = true)]
+    pub api_url: Option<String>,
+    /// API key; from the credentials file where absent.
+    #[arg(long, global = true, env = "CORRAL_API_KEY", hide_env_values = true)]
+    pub api_key: Option<String>,
+    /// Credentials file [default: ~/.config/corral/credentials.json].
+    #[arg(long, global = true, env = "CORRAL_CREDENTIALS", value_name = "FILE")]
+    pub credentials: Option<PathBuf>,
+    /// PEM certificate of a private issuer to trust.
+    #[arg(long, global = true, env = "CORRAL_CA_CERT", value_name = "FILE")]
+    pub ca_cert: Option<PathBuf>,
+}
+
+/// What to do.
+#[derive(Debug, Subcommand)]
+pub enum Command {
+    /// Start the node and the gateway on this machine.
+    Up(UpArgs),
+    /// Try what this machine can do, feature by feature.
+    Doctor,
+    /// Run one command in a fresh sandbox, then remove it.
+    Run(RunArgs),
+    /// Create a sandbox and print its id.
+    Create(CreateArgs),
+    /// Run a command in a sandbox.
+    Exec(ExecArgs),
+    /// Open a terminal in a sandbox.
+    Sh(ShArgs),
+    /// Copy files into or out of a sandbox.
+    Cp(CpArgs),
+    /// List sandboxes.
+    Ls(LsArgs),
+    /// List the commands of a sandbox.
+    Ps {
+        /// Sandbox id.
+        id: String,
+    },
+    /// Print the output of a command.
+    Logs(LogsArgs),
+    /// Remove sandboxes.
+    Rm {
+        /// Sandbox ids.
+        #[arg(required = true)]
+        ids: Vec<String>,
+    },
+    /// Freeze sandboxes.
+    Pause {
+        /// Sandbox ids.
+        #[arg(required = true)]
+        ids: Vec<String>,
+    },
+    /// Let frozen sandboxes go on.
+    Resume {
+        /// Sandbox ids.
+        #[arg(required = true)]
+        ids: Vec<String>,
+    },
+    /// Print what happened to sandboxes.
+    Events(EventsArgs),
+    /// Resources a sandbox uses.
+    Stats {
+        /// Sandbox id.
+        id: String,
+    },
+    /// Images: import, list, inspect, remove.
+    #[command(subcommand)]
+    Image(ImageCommand),
+    /// Layers: build, list, remove.
+    #[command(subcommand)]
+    Layer(LayerCommand),
+    /// Environments: create, list, inspect, remove.
+    #[command(subcommand)]
+    Env(EnvCommand),
+    /// API keys: create, list, remove.
+    #[command(subcommand)]
+    Key(KeyCommand),
+    /// Nodes.
+    #[command(subcommand)]
+    Node(NodeCommand),
+    /// Print the OpenAPI document.
+    Openapi,
+    /// Print completions for a shell.
+    Completions {
+        /// Which shell.
+        shell: Shell,
+    },
+    /// Print the versions of this program and its server.
+    Version,
+}
+
+/// `corral up`.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  corral up --ephemeral                       leave nothing behind
+  corral up --listen 0.0.0.0:7070 --tls-cert cert.pem --tls-key key.pem")]
+pub struct UpArgs {
+    /// Where everything is kept.
+    #[arg(long, default_value = "/var/lib/corral", env = "CORRAL_DATA_DIR")]
+    pub data_dir: PathBuf,
+    /// Address of the API.
+    #[arg(long, default_value = "127.0.0.1:7070")]
+    pub listen: SocketAddr,
+    /// Certificate chain (PEM).
+    #[arg(long, requires = "tls_key", value_name = "FILE")]
+    pub tls_cert: Option<PathBuf>,
+    /// Private key (PEM).
+    #[arg(long, requires = "tls_cert", value_name = "FILE")]
+    pub tls_key: Option<PathBuf>,
+    /// Serve plain HTTP beyond loopback: keys and data cross the network in the clear.
+    #[arg(long)]
+    pub insecure_listen: bool,
+    /// The most sandboxes at a time; from the machine's size where absent.
+    #[arg(long, value_name = "N")]
+    pub max_live: Option<u64>,
+    /// Refuse new sandboxes while less memory than this is available.
+    #[arg(long, value_name = "MIB")]
+    pub memory_floor_mib: Option<u64>,
+    /// Keep everything in a temporary directory that is removed at the end.
+    #[arg(long, conflicts_with = "data_dir")]
+    pub ephemeral: bool,
+}
+
+/// What a new sandbox is like.
+#[derive(Debug, Clone, Args)]
+pub struct SandboxArgs {
+    /// Variable of every command.
+    #[arg(short, long = "env", value_name = "K=V", value_parser = key_value)]
+    pub env: Vec<Pair>,
+    /// Label to find it by.
+    #[arg(short, long = "label", value_name = "K=V", value_parser = key_value)]
+    pub labels: Vec<Pair>,
+    /// Memory limit.
+    #[arg(long, value_name = "MIB")]
+    pub memory_mib: Option<u32>,
+    /// CPU limit in cores.
+    #[arg(long, value_name = "CORES")]
+    pub cpus: Option<f64>,
+    /// Disk limit.
+    #[arg(long, value_name = "MIB")]
+    pub disk_mib: Option<u32>,
+    /// Limit of processes and threads.
+    #[arg(long, value_name = "N")]
+    pub pids: Option<u32>,
+    /// Ends after this long without a request (such as 90s, 10m, 2h).
+    #[arg(long, value_name = "TIME", value_parser = milliseconds)]
+    pub idle_ttl: Option<u64>,
+    /// Ends this long after its creation.
+    #[arg(long, value_name = "TIME", value_parser = milliseconds)]
+    pub max_ttl: Option<u64>,
+    /// Let set-user-id programs such as sudo gain rights inside.
+    #[arg(long)]
+    pub allow_setuid: bool,
+}
+
+/// How a command runs.
+#[derive(Debug, Clone, Args)]
+pub struct CommandArgs {
+    /// Working directory.
+    #[arg(short = 'w', long = "cwd", value_name = "DIR")]
+    pub cwd: Option<String>,
+    /// User, or user:group.
+    #[arg(short, long)]
+    pub user: Option<String>,
+    /// Kill it and everything it started after this long (such as 90s, 10m).
+    #[arg(long, value_name = "TIME", value_parser = milliseconds)]
+    pub timeout: Option<u64>,
+}
+
+/// `corral run`.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Exit code: the command's own; 124 when it reached its limit; 125 when Corral failed.
+
+Examples:
+  corral run python -- python -c 'print(1)'
+  corral run --memory-mib 2048 --timeout 10m task-17 -- make test")]
+pub struct RunArgs {
+    #[command(flatten)]
+    pub sandbox: SandboxArgs,
+    #[command(flatten)]
+    pub command: CommandArgs,
+    /// Do not remove the sandbox.
+    #[arg(long)]
+    pub keep: bool,
+    /// Environment or image.
+    pub environment: String,
+    /// Program and arguments.
+    #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true, value_name = "CMD")]
+    pub argv: Vec<String>,
+}
+
+/// `corral create`.
+#[derive(Debug, Args)]
+pub struct CreateArgs {
+    #[command(flatten)]
+    pub sandbox: SandboxArgs,
+    /// Environment or image.
+    pub environment: String,
+}
+
+/// `corral exec`.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Exit code: the command's own; 124 when it reached its limit; 125 when Corral failed.
+
+Examples:
+  corral exec $id -- ls -l /
+  corral exec -i $id -- tar -x < files.tar
+  corral exec -d $id -- ./server              print the command's id and return")]
+pub struct ExecArgs {
+    /// Pass standard input on.
+    #[arg(short, long)]
+    pub interactive: bool,
+    /// Leave it running and print its id.
+    #[arg(short, long, conflicts_with = "interactive")]
+    pub detach: bool,
+    #[command(flatten)]
+    pub command: CommandArgs,
+    /// Variable of this command.
+    #[arg(short, long = "env", value_name = "K=V", value_parser = key_value)]
+    pub env: Vec<Pair>,
+    /// The same key again returns the recorded result instead of running the command again.
+    #[arg(long, value_name = "KEY")]
+    pub step_key: Option<String>,
+    /// Sandbox id.
+    pub id: String,
+    /// Program and arguments.
+    #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true, value_name = "CMD")]
+    pub argv: Vec<String>,
+}
+
+/// `corral sh`.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  corral sh $id
+  corral sh -u root $id -- python             a program instead of the shell
+  corral sh $id --attach c4k…                 come back to a terminal")]
+pub struct ShArgs {
+    /// Working directory.
+    #[arg(short = 'w', long = "cwd", value_name = "DIR")]
+    pub cwd: Option<String>,
+    /// User, or user:group.
+    #[arg(short, long)]
+    pub user: Option<String>,
+    /// Come back to the terminal of this command.
+    #[arg(long, value_name = "COMMAND", conflicts_with = "argv")]
+    pub attach: Option<String>,
+    /// Sandbox id.
+    pub id: String,
+    /// Program and arguments; the shell where absent.
+    #[arg(trailing_var_arg = true, allow_hyphen_values = true, value_name = "CMD")]
+    pub argv: Vec<String>,
+}
+
+/// `corral cp`.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+One side is ID:/path, the other a local path or - for a stream.
+
+Examples:
+  corral cp ./repo $id:/work                  /work/repo where /work exists, else /work
+  corral cp $id:/work/result.json .
+  corral cp $id:/work/log.txt - | tail")]
+pub struct CpArgs {
+    /// What to copy.
+    pub source: String,
+    /// Where to.
+    pub target: String,
+    /// Act as this user inside.
+    #[arg(short, long)]
+    pub user: Option<String>,
+}
+
+/// `corral ls`.
+#[derive(Debug, Args)]
+pub struct LsArgs {
+    /// Ended ones too.
+    #[arg(short, long)]
+    pub all: bool,
+    /// In this state only.
+    #[arg(long)]
+    pub state: Option<String>,
+    /// With this label.
+    #[arg(short, long = "label", value_name = "K=V", value_parser = key_value)]
+    pub labels: Vec<Pair>,
+    /// Of this environment.
+    #[arg(long)]
+    pub environment: Option<String>,
+    /// Print ids only.
+    #[arg(short, long)]
+    pub quiet: bool,
+}
+
+/// `corral logs`.
+#[derive(Debug, Args)]
+pub struct LogsArgs {
+    /// Sandbox id.
+    pub id: String,
+    /// Command id.
+    pub command: String,
+    /// Go on until it ends.
+    #[arg(short, long)]
+    pub follow: bool,
+    /// One stream only.
+    #[arg(long, value_parser = values::stream_name)]
+    pub stream: Option<StreamName>,
+}
+
+/// `corral events`.
+#[derive(Debug, Args)]
+pub struct EventsArgs {
+    /// Go on as they come.
+    #[arg(short, long)]
+    pub follow: bool,
+    /// Events after this sequence number.
+    #[arg(long, value_name = "SEQ")]
+    pub after: Option<u64>,
+    /// Of this sandbox only.
+    #[arg(long, value_name = "ID")]
+    pub sandbox: Option<String>,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::CommandFactory as _;
+
+    #[test]
+    fn the_command_line_is_consistent() {
+        Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn what_follows_the_environment_is_the_command() {
+        for line in
+            ["corral run -e A=1 --timeout 2m img -- ls --json -e", "corral run -e A=1 --timeout 2m img ls --json -e"]
+        {
+            let cli = Cli::try_parse_from(line.split(' ')).unwrap();
+            assert!(!cli.json);
+            let Command::Run(run) = cli.command else { panic!("{line}") };
+            assert_eq!((run.environment.as_str(), run.command.timeout), ("img", Some(120_000)));
+            assert_eq!(run.argv, ["ls", "--json", "-e"]);
+            assert_eq!(run.sandbox.env, [("A".to_owned(), "1".to_owned())]);
+        }
+        for line in ["corral run img", "corral exec -i -d x ls", "corral up --tls-cert x", "corral env create x"] {
+            assert!(Cli::try_parse_from(line.split(' ')).is_err(), "{line}");
+        }
+    }
+}

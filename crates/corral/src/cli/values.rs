@@ -1,0 +1,69 @@
+//! Values of options.
+
+use corral_api::command::StreamName;
+use corral_api::image::LayerKind;
+
+/// A key and its value.
+pub type Pair = (String, String);
+
+/// `K=V`; the value may hold more of `=`.
+///
+/// # Errors
+/// There is no `=`, or nothing before it.
+pub fn key_value(text: &str) -> Result<Pair, String> {
+    match text.split_once('=') {
+        Some((key, value)) if !key.is_empty() => Ok((key.into(), value.into())),
+        _ => Err("expected KEY=VALUE".into()),
+    }
+}
+
+/// A time such as `500ms`, `90s`, `10m`, `2h`; a bare number means seconds.
+///
+/// # Errors
+/// It is no such text, or too long.
+pub fn milliseconds(text: &str) -> Result<u64, String> {
+    let digits = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
+    let (number, unit) = text.split_at(digits);
+    let scale = match unit {
+        "ms" => 1,
+        "" | "s" => 1000,
+        "m" => 60_000,
+        "h" => 3_600_000,
+        _ => return Err("expected a time such as 500ms, 90s, 10m or 2h".into()),
+    };
+    let number: u64 = number.parse().map_err(|_| "expected a time such as 500ms, 90s, 10m or 2h".to_owned())?;
+    number.checked_mul(scale).ok_or_else(|| "the time is too long".into())
+}
+
+pub fn stream_name(text: &str) -> Result<StreamName, String> {
+    match text {
+        "stdout" => Ok(StreamName::Stdout),
+        "stderr" => Ok(StreamName::Stderr),
+        _ => Err("expected stdout or stderr".into()),
+    }
+}
+
+pub fn layer_kind(text: &str) -> Result<LayerKind, String> {
+    match text {
+        "workspace" => Ok(LayerKind::Workspace),
+        "toolkit" => Ok(LayerKind::Toolkit),
+        _ => Err("expected workspace or toolkit".into()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn times_and_pairs() {
+        assert_eq!(milliseconds("500ms"), Ok(500));
+        assert_eq!(milliseconds("2"), Ok(2000));
+        assert_eq!(milliseconds("2h"), Ok(7_200_000));
+        for bad in ["", "s", "-1s", "1d", "1.5s", "99999999999999999999h"] {
+            assert!(milliseconds(bad).is_err(), "{bad}");
+        }
+        assert_eq!(key_value("A=b=c"), Ok(("A".into(), "b=c".into())));
+        assert!(key_value("=b").is_err() && key_value("A").is_err());
+    }
+}

@@ -1,0 +1,230 @@
+//! Images and layers: import, build, list, remove.
+
+use super::delete_each;
+use super::transfer::Upload;
+use crate::cli::{ImageCommand, ImportArgs, KindArg, LayerCommand};
+use crate::client::{ApiError, Client, Lines, fetch, send};
+use crate::output::{bytes, print_json, print_json_line, print_line, print_table};
+use anyhow::Context as _;
+use corral_api::catalogue::{ImageList, LayerList};
+use corral_api::image::{ImageRecord, ImportProgress};
+use corral_api::node::RegistryImport;
+use corral_api::query::{ImageUpload, LayerUpload, UploadKind};
+use indicatif::{ProgressBar, ProgressStyle};
+use std::collections::HashMap;
+use std::io::{IsTerminal as _, Read as _};
+use std::path::Path;
+use std::process::ExitCode;
+use std::time::Duration;
+
+/// `corral image`.
+pub async fn image(client: &Client, command: &ImageCommand, json: bool) -> anyhow::Result<ExitCode> {
+    match command {
+        ImageCommand::Import(args) => import(client, args, json).await?,
+        ImageCommand::Ls => {
+            let list: ImageList = fetch(client.get(&["v1", "images"])).await?;
+            if json {
+                print_json(&list)?;
+            } else {
+                print_table(
+                    &["NAME", "DIGEST", "PLATFORM", "LAYERS", "SIZE"],
+                    list.images.iter().map(|i| {
+                        let short = i.digest.to_string().chars().take(19).collect();
+                        vec![i.name.clone(), short, i.platform.clone(), i.layers.len().to_string(), bytes(i.size_bytes)]
+                    }),
+                )?;
+            }
+        }
+        ImageCommand::Inspect { name } => {
+            print_json(&fetch::<ImageRecord>(client.get(&["v1", "images", name])).await?)?;
+        }
+        ImageCommand::Rm { names } => return delete_each(client, "images", names, json).await,
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// `corral layer`.
+pub async fn layer(client: &Client, command: &LayerCommand, json: bool) -> anyhow::Result<ExitCode> {
+    match command {
+        LayerCommand::Build { kind, at, source } => {
+            let query = LayerUpload { kind: *kind, at: at.clone() };
+            let request = client.put(&["v1", "layers"]).query(&query).header("content-type", "application/x-tar");
+            let response = send(request.body(Upload::of(source).await?.body)).await?;
+            follow(Lines::new(response), json).await?;
+        }
+        LayerCommand::Ls => {
+            let list: LayerList = fetch(client.get(&["v1", "layers"])).await?;
+            if json {
+                print_json(&list)?;
+            } else {
+                print_table(
+                    &["DIGEST", "KIND", "AT", "ENTRIES", "SIZE"],
+                    list.layers.iter().map(|l| {
+                        let kind = format!("{:?}", l.kind).to_lowercase();
+                        vec![l.digest.to_string(), kind, l.at.clone(), l.entries.to_string(), bytes(l.size_bytes)]
+                    }),
+                )?;
+            }
+        }
+        LayerCommand::Rm { digests } => return delete_each(client, "layers", digests, json).await,
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+async fn import(client: &Client, args: &ImportArgs, json: bool) -> anyhow::Result<()> {
+    let path = Path::new(&args.source);
+    let local = args.source == "-" || path.exists();
+    if !local && args.source.starts_with(['.', '/']) {
+        anyhow::bail!("there is no file {}", args.source);
+    }
+    let response = if local {
+        anyhow::ensure!(args.username.is_none(), "--username is for registries; {} is a file", args.source);
+        let name = args.name.clone().or_else(|| usual_name(path));
+        let name = name.context("--name is needed for this source")?;
+        let query = ImageUpload { kind: layout(path, args.kind), platform: args.platform.clone() };
+        let request = client.put(&["v1", "images", &name]).query(&query);
+        let body = Upload::of(&args.source).await?.body;
+        send(request.header("content-type", "application/x-tar").body(body)).await?
+    } else {
+        anyhow::ensure!(args.kind.is_none(), "--kind is for local sources, and there is no file {}", args.source);
+        let body = RegistryImport {
+            reference: args.source.clone(),
+            name: args.name.clone(),
+            username: args.username.clone(),
+            password: if args.password_stdin { Some(read_password()?) } else { None },
+            platform: args.platform.clone(),
+            plain_http: args.plain_http,
+        };
+        send(client.post(&["v1", "images:import"]).json(&body)).await?
+    };
+    follow(Lines::new(response), json).await
+}
+
+fn read_password() -> anyhow::Result<String> {
+    let mut text = String::new();
+    std::io::stdin().take(64 << 10).read_to_string(&mut text).context("cannot read the password")?;
+    Ok(text.trim_end_matches(['\r', '\n']).to_owned())
+}
+
+/// The file's name without what says that it is an archive.
+fn usual_name(path: &Path) -> Option<String> {
+    let path = std::path::absolute(path).ok()?;
+    let name = path.file_name()?.to_str()?;
+    let bare = [".tar", ".tar.gz", ".tgz", ".tar.zst"].iter().find_map(|end| name.strip_suffix(end));
+    Some(bare.unwrap_or(name).to_lowercase()).filter(|name| !name.is_empty() && name != "-")
+}
+
+fn layout(path: &Path, given: Option<KindArg>) -> UploadKind {
+    match given {
+        Some(kind) => kind.into(),
+        None if path.join("oci-layout").is_file() => UploadKind::Archive,
+        None if path.is_dir() => UploadKind::Rootfs,
+        None => UploadKind::Auto,
+    }
+}
+
+/// Shows progress until the last line. Bars on a terminal, plain lines elsewhere, the lines themselves with `--json`.
+async fn follow(mut lines: Lines, json: bool) -> anyhow::Result<()> {
+    let mut show = Show::new(json);
+    while let Some(line) = lines.next().await? {
+        if line.is_empty() {
+            continue;
+        }
+        let progress: ImportProgress = serde_json::from_slice(&line).context("the server's answer cannot be read")?;
+        if json {
+            print_json_line(&progress)?;
+        }
+        match progress {
+            ImportProgress::Imported { image } => {
+                show.end();
+                return if json { Ok(()) } else { print_line(&format!("{} {}", image.name, image.digest)) };
+            }
+            ImportProgress::Built { layer } => {
+                show.end();
+                return if json { Ok(()) } else { print_line(&layer.digest.to_string()) };
+            }
+            ImportProgress::Failed { problem } => {
+                show.end();
+                return Err(ApiError::of(problem).into());
+            }
+            other => show.step(&other),
+        }
+    }
+    anyhow::bail!("the progress broke off before the end")
+}
+
+struct Show {
+    bar: Option<ProgressBar>,
+    plain: bool,
+    fetched: HashMap<u32, u64>,
+    layers: u32,
+}
+
+impl Show {
+    fn new(json: bool) -> Self {
+        let terminal = std::io::stderr().is_terminal();
+        let bar = (terminal && !json).then(|| {
+            let bar = ProgressBar::new_spinner().with_message("reading");
+            bar.enable_steady_tick(Duration::from_millis(100));
+            bar
+        });
+        Self { bar, plain: !terminal && !json, fetched: HashMap::new(), layers: 0 }
+    }
+
+    fn step(&mut self, progress: &ImportProgress) {
+        let text = match progress {
+            ImportProgress::Planned { layers, bytes: total } => {
+                self.layers = *layers;
+                if let Some(bar) = self.bar.as_ref().filter(|_| *total > 0) {
+                    bar.set_length(*total);
+                    let style = "{bar:30} {bytes}/{total_bytes} {bytes_per_sec} {msg}";
+                    if let Ok(style) = ProgressStyle::with_template(style) {
+                        bar.set_style(style);
+                    }
+                }
+                format!("{layers} layers, {}", bytes(*total))
+            }
+            ImportProgress::Fetched { layer, bytes } => {
+                self.fetched.insert(*layer, *bytes);
+                if let Some(bar) = &self.bar {
+                    bar.set_position(self.fetched.values().sum());
+                }
+                return;
+            }
+            ImportProgress::Building { layer } => {
+                format!("building layer {}/{}", layer + 1, self.layers.max(layer + 1))
+            }
+            ImportProgress::Stored { digest, bytes: size } => format!("stored {digest} ({})", bytes(*size)),
+            ImportProgress::Imported { .. } | ImportProgress::Built { .. } | ImportProgress::Failed { .. } => return,
+        };
+        match &self.bar {
+            Some(bar) => bar.set_message(text),
+            None if self.plain => eprintln!("{text}"),
+            None => {}
+        }
+    }
+
+    fn end(&self) {
+        if let Some(bar) = &self.bar {
+            bar.finish_and_clear();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_and_layouts_come_from_the_source() {
+        assert_eq!(usual_name(Path::new("/x/My-Image.tar.gz")).as_deref(), Some("my-image"));
+        assert_eq!(usual_name(Path::new("-")), None);
+        assert_eq!(usual_name(Path::new("/")), None);
+        let dir = tempfile::tempdir().unwrap();
+        assert_eq!(layout(dir.path(), None), UploadKind::Rootfs);
+        std::fs::write(dir.path().join("oci-layout"), "{}").unwrap();
+        assert_eq!(layout(dir.path(), None), UploadKind::Archive);
+        assert_eq!(layout(dir.path(), Some(KindArg::Rootfs)), UploadKind::Rootfs);
+        assert_eq!(layout(Path::new("x.tar"), None), UploadKind::Auto);
+    }
+}

@@ -1,0 +1,189 @@
+//! Sandboxes: create, list, act on several.
+
+use crate::cli::{CreateArgs, LsArgs, SandboxArgs};
+use crate::client::{ApiError, Client, fetch};
+use crate::output::{bytes, print_error, print_json, print_json_line, print_line, print_table};
+use corral_api::catalogue::CommandList;
+use corral_api::command::{CommandStatus, Outcome};
+use corral_api::environment::Limits;
+use corral_api::sandbox::{SandboxPage, SandboxSpec, SandboxStats, SandboxStatus, State};
+use std::process::ExitCode;
+use std::time::Duration;
+
+/// Tries of a create that is refused for now, and the time between them at least.
+const CREATE_TRIES: u32 = 8;
+const CREATE_PAUSE: Duration = Duration::from_millis(200);
+
+/// The specification the options describe.
+pub fn spec(environment: &str, args: &SandboxArgs) -> SandboxSpec {
+    let usual = Limits::default();
+    SandboxSpec {
+        environment: Some(environment.to_owned()),
+        limits: Limits {
+            memory_mib: args.memory_mib.unwrap_or(usual.memory_mib),
+            cpus: args.cpus.unwrap_or(usual.cpus),
+            disk_mib: args.disk_mib.unwrap_or(usual.disk_mib),
+            pids: args.pids.unwrap_or(usual.pids),
+            ..usual
+        },
+        env: args.env.iter().cloned().collect(),
+        labels: args.labels.iter().cloned().collect(),
+        idle_ttl_ms: args.idle_ttl.unwrap_or_default(),
+        max_ttl_ms: args.max_ttl.unwrap_or_default(),
+        allow_setuid: args.allow_setuid,
+        ..SandboxSpec::default()
+    }
+}
+
+/// Creates a sandbox. Refusals that may pass are tried again under one idempotency key, so that no try makes a second
+/// sandbox.
+///
+/// # Errors
+/// The server refuses for good or cannot be reached.
+pub async fn make(client: &Client, spec: &SandboxSpec) -> anyhow::Result<SandboxStatus> {
+    let key = format!("cli-{}", corral_api::ids::CommandId::random());
+    let mut tries = 1;
+    loop {
+        let request = client.post(&["v1", "sandboxes"]).header("idempotency-key", &key).json(spec);
+        match fetch(request).await {
+            Ok(sandbox) => return Ok(sandbox),
+            Err(error) => {
+                let wait = error.downcast_ref::<ApiError>().and_then(ApiError::retry_after);
+                let Some(wait) = wait.filter(|_| tries < CREATE_TRIES) else { return Err(error) };
+                tries += 1;
+                tokio::time::sleep(wait.max(CREATE_PAUSE)).await;
+            }
+        }
+    }
+}
+
+/// `corral create`.
+pub async fn create(client: &Client, args: &CreateArgs, json: bool) -> anyhow::Result<()> {
+    let sandbox = make(client, &spec(&args.environment, &args.sandbox)).await?;
+    if json { print_json(&sandbox) } else { print_line(sandbox.id.as_str()) }
+}
+
+/// `corral ls`.
+pub async fn list(client: &Client, args: &LsArgs, json: bool) -> anyhow::Result<()> {
+    let mut query: Vec<(&str, String)> = args.labels.iter().map(|(k, v)| ("label", format!("{k}={v}"))).collect();
+    query.extend(args.state.iter().map(|state| ("state", state.clone())));
+    query.extend(args.environment.iter().map(|name| ("environment", name.clone())));
+    let mut sandboxes: Vec<SandboxStatus> = Vec::new();
+    let mut cursor: Option<String> = None;
+    loop {
+        let request = client.get(&["v1", "sandboxes"]).query(&query);
+        let page: SandboxPage = fetch(request.query(&[("cursor", &cursor)])).await?;
+        sandboxes.extend(page.sandboxes);
+        if page.next_cursor.is_none() || page.next_cursor == cursor {
+            break;
+        }
+        cursor = page.next_cursor;
+    }
+    if !args.all && args.state.is_none() {
+        sandboxes.retain(|sandbox| sandbox.state != State::Ended);
+    }
+    if json {
+        return print_json(&SandboxPage { sandboxes, next_cursor: None });
+    }
+    if args.quiet {
+        return sandboxes.iter().try_for_each(|sandbox| print_line(sandbox.id.as_str()));
+    }
+    print_table(
+        &["ID", "STATE", "ENVIRONMENT", "CREATED", "LABELS"],
+        sandboxes.iter().map(|s| {
+            let labels: Vec<_> = s.labels.iter().map(|(k, v)| format!("{k}={v}")).collect();
+            vec![s.id.to_string(), state_text(s), s.environment.clone(), s.created_at.clone(), labels.join(",")]
+        }),
+    )
+}
+
+/// The state, with the reason of an end.
+fn state_text(sandbox: &SandboxStatus) -> String {
+    let name = |value: serde_json::Value| value.as_str().unwrap_or("?").to_owned();
+    let state = serde_json::to_value(sandbox.state).map_or_else(|_| "?".into(), name);
+    match sandbox.end.as_ref().and_then(|end| serde_json::to_value(end.reason).ok()) {
+        Some(reason) => format!("{state} ({})", name(reason)),
+        None => state,
+    }
+}
+
+/// `corral ps`.
+pub async fn commands(client: &Client, id: &str, json: bool) -> anyhow::Result<()> {
+    let list: CommandList = fetch(client.get(&["v1", "sandboxes", id, "commands"])).await?;
+    if json {
+        return print_json(&list);
+    }
+    print_table(
+        &["ID", "STATUS", "STARTED", "STDOUT", "STDERR", "COMMAND"],
+        list.commands.iter().map(|c| {
+            vec![
+                c.id.to_string(),
+                end_text(c),
+                c.started_at.clone(),
+                bytes(c.stdout.total_bytes),
+                bytes(c.stderr.total_bytes),
+                c.argv.join(" ").chars().take(80).collect(),
+            ]
+        }),
+    )
+}
+
+fn end_text(command: &CommandStatus) -> String {
+    match &command.end {
+        None => "running".into(),
+        Some(Outcome::Exited { code }) => format!("exited {code}"),
+        Some(Outcome::Signaled { name, oom: true, .. }) => format!("{name} (out of memory)"),
+        Some(Outcome::Signaled { name, .. }) => name.clone(),
+        Some(Outcome::TimedOut { .. }) => "timed out".into(),
+        Some(Outcome::SandboxEnded) => "sandbox ended".into(),
+        Some(Outcome::OutcomeUnknown) => "unknown".into(),
+    }
+}
+
+/// `corral stats`.
+pub async fn stats(client: &Client, id: &str, json: bool) -> anyhow::Result<()> {
+    let stats: SandboxStats = fetch(client.get(&["v1", "sandboxes", id, "stats"])).await?;
+    if json {
+        return print_json(&stats);
+    }
+    print_table(
+        &["CPU", "MEMORY", "PEAK", "PIDS", "DISK", "OOM KILLS"],
+        [vec![
+            format!("{:.2} s", stats.cpu_ms as f64 / 1000.0),
+            bytes(stats.memory_bytes),
+            bytes(stats.memory_peak_bytes),
+            stats.pids.to_string(),
+            bytes(stats.disk_bytes),
+            stats.oom_kills.to_string(),
+        ]],
+    )
+}
+
+/// What is done to each of several sandboxes.
+#[derive(Debug, Clone, Copy)]
+pub enum Action {
+    Remove,
+    Pause,
+    Resume,
+}
+
+/// Acts on several sandboxes; goes on past failures and reports each.
+pub async fn each(client: &Client, ids: &[String], action: Action, json: bool) -> anyhow::Result<ExitCode> {
+    let mut code = ExitCode::SUCCESS;
+    for id in ids {
+        let request = match action {
+            Action::Remove => client.delete(&["v1", "sandboxes", id]),
+            Action::Pause => client.post(&["v1", "sandboxes", id, "pause"]),
+            Action::Resume => client.post(&["v1", "sandboxes", id, "resume"]),
+        };
+        match fetch::<SandboxStatus>(request).await {
+            Ok(sandbox) if json => print_json_line(&sandbox)?,
+            Ok(_) => print_line(id)?,
+            Err(error) => {
+                print_error(json, &error);
+                code = ExitCode::FAILURE;
+            }
+        }
+    }
+    Ok(code)
+}

@@ -1,0 +1,107 @@
+//! Uploads: files, standard input and directories (as tar) as streams of bounded memory.
+
+use anyhow::Context as _;
+use bytes::Bytes;
+use reqwest::Body;
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
+use tokio::sync::mpsc;
+use tokio_util::io::ReaderStream;
+
+/// Pieces of a tar stream that may wait to be sent.
+const PIECES: usize = 8;
+const PIECE_BYTES: usize = 128 << 10;
+
+/// A local source of bytes and, where known, their number.
+pub struct Upload {
+    /// The bytes.
+    pub body: Body,
+    /// How many.
+    pub length: Option<u64>,
+}
+
+impl Upload {
+    /// A file.
+    ///
+    /// # Errors
+    /// It cannot be opened.
+    pub async fn file(path: &Path) -> anyhow::Result<Self> {
+        let open = async {
+            let file = tokio::fs::File::open(path).await?;
+            let length = file.metadata().await?.len();
+            Ok::<_, io::Error>((file, length))
+        };
+        let (file, length) = open.await.with_context(|| format!("cannot open {}", path.display()))?;
+        let body = Body::wrap_stream(ReaderStream::with_capacity(file, PIECE_BYTES));
+        Ok(Self { body, length: Some(length) })
+    }
+
+    /// Standard input.
+    pub fn stdin() -> Self {
+        let body = Body::wrap_stream(ReaderStream::with_capacity(tokio::io::stdin(), PIECE_BYTES));
+        Self { body, length: None }
+    }
+
+    /// A directory's content as a tar stream. Links are kept, ownership is as on disk.
+    pub fn directory(path: PathBuf) -> Self {
+        let (sender, receiver) = mpsc::channel::<io::Result<Bytes>>(PIECES);
+        tokio::task::spawn_blocking(move || {
+            let mut pipe = Pipe { sender: sender.clone(), held: Vec::with_capacity(PIECE_BYTES) };
+            let packed = pack(&path, &mut pipe).and_then(|()| pipe.flush());
+            if let Err(error) = packed {
+                // A broken body makes the request fail; the receiver may be gone already.
+                drop(sender.blocking_send(Err(error)));
+            }
+        });
+        let stream = futures_util::stream::unfold(receiver, |mut receiver| async move {
+            receiver.recv().await.map(|piece| (piece, receiver))
+        });
+        Self { body: Body::wrap_stream(stream), length: None }
+    }
+
+    /// The bytes of this source: `-`, a file or a directory.
+    ///
+    /// # Errors
+    /// There is no such file.
+    pub async fn of(source: &str) -> anyhow::Result<Self> {
+        if source == "-" {
+            return Ok(Self::stdin());
+        }
+        let path = Path::new(source);
+        let kind = tokio::fs::metadata(path).await.with_context(|| format!("cannot read {source}"))?;
+        if kind.is_dir() { Ok(Self::directory(path.to_owned())) } else { Self::file(path).await }
+    }
+}
+
+fn pack(path: &Path, pipe: &mut Pipe) -> io::Result<()> {
+    let mut builder = tar::Builder::new(pipe);
+    builder.follow_symlinks(false);
+    builder.append_dir_all(".", path)?;
+    builder.finish()
+}
+
+/// A writer that hands pieces to a request body and waits while it is behind.
+struct Pipe {
+    sender: mpsc::Sender<io::Result<Bytes>>,
+    held: Vec<u8>,
+}
+
+impl Write for Pipe {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.held.extend_from_slice(bytes);
+        if self.held.len() >= PIECE_BYTES {
+            self.flush()?;
+        }
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        if self.held.is_empty() {
+            return Ok(());
+        }
+        let piece = std::mem::replace(&mut self.held, Vec::with_capacity(PIECE_BYTES));
+        self.sender
+            .blocking_send(Ok(piece.into()))
+            .map_err(|_| io::Error::new(io::ErrorKind::BrokenPipe, "the request ended"))
+    }
+}

@@ -1,0 +1,198 @@
+//! Overlay, EROFS, btrfs, loop devices and quotas, tried with mounts that are attached nowhere.
+
+use super::kernel::read;
+use super::{Found, Row, degraded, missing, needed, ok, useful};
+use rustix::fd::{AsFd as _, AsRawFd as _, OwnedFd};
+use rustix::fs::CWD;
+use rustix::io::Errno;
+use rustix::mount::{
+    FsMountFlags, FsOpenFlags, MountAttrFlags, OpenTreeFlags, fsconfig_create, fsconfig_set_fd, fsconfig_set_flag,
+    fsconfig_set_string, fsmount, fsopen, open_tree,
+};
+use std::fs::File;
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+pub(super) fn rows() -> Vec<Row> {
+    vec![
+        needed("overlay", "no sandbox can have a root file system", overlay()),
+        needed("overlay, idmapped lowers", "no sandbox can have users of its own over shared layers", idmapped()),
+        needed("erofs", "no layer can be mounted", erofs_known()),
+        useful("erofs, file-backed", "each layer takes a loop device", erofs_file()),
+        useful("loop devices", "no disk images where the file system has no quota", loops()),
+        useful("btrfs", "no quick snapshots of writable layers", known("btrfs")),
+        useful("quotas", "disk limits of sandboxes need an image each", quotas()),
+        useful("tmpfs quota", "small writable layers cannot be in memory", tmpfs()),
+    ]
+}
+
+/// Mounts a file system nowhere.
+fn mount(kind: &str, options: &[(&str, &str)], flags: &[&str]) -> Result<OwnedFd, Errno> {
+    let context = fsopen(kind, FsOpenFlags::FSOPEN_CLOEXEC)?;
+    for (key, value) in options {
+        fsconfig_set_string(&context, *key, *value)?;
+    }
+    for flag in flags {
+        fsconfig_set_flag(&context, *flag)?;
+    }
+    fsconfig_create(&context)?;
+    fsmount(&context, FsMountFlags::FSMOUNT_CLOEXEC, MountAttrFlags::empty())
+}
+
+fn refused(what: &str, error: Errno) -> Found {
+    missing(format!("{what}: {}", std::io::Error::from(error)))
+}
+
+fn overlay() -> Found {
+    let Ok(dir) = tempfile::tempdir() else { return degraded("not tried: no temporary directory") };
+    let path = |name: &str| dir.path().join(name).to_string_lossy().into_owned();
+    // The upper directory must not be on overlay itself: a tmpfs would do, but only where it is attached.
+    for name in ["lower", "upper", "work"] {
+        if let Err(error) = std::fs::create_dir(dir.path().join(name)) {
+            return degraded(format!("not tried: {error}"));
+        }
+    }
+    let (lower, upper, work) = (path("lower"), path("upper"), path("work"));
+    match mount("overlay", &[("lowerdir", &lower), ("upperdir", &upper), ("workdir", &work)], &[]) {
+        Ok(_) => ok("mounted and released"),
+        Err(Errno::INVAL) => match mount("overlay", &[("lowerdir", &format!("{lower}:{upper}"))], &[]) {
+            Ok(_) => degraded("read-only works; the file system of the temporary directory takes no upper directory"),
+            Err(error) => refused("mounting", error),
+        },
+        Err(error) => refused("mounting", error),
+    }
+}
+
+/// Maps a directory's ids through a user namespace and puts an overlay over it, as each sandbox does.
+fn idmapped() -> Found {
+    let Ok(dir) = tempfile::tempdir() else { return degraded("not tried: no temporary directory") };
+    let userns = match mapped_namespace() {
+        Ok(userns) => userns,
+        Err(error) => return degraded(format!("not tried: a user namespace: {error}")),
+    };
+    match overlay_idmapped(dir.path(), &userns) {
+        Ok(_) => ok("mounted and released"),
+        Err(error) => refused("mounting", error),
+    }
+}
+
+fn overlay_idmapped(dir: &Path, userns: &File) -> Result<OwnedFd, Errno> {
+    let context = fsopen("overlay", FsOpenFlags::FSOPEN_CLOEXEC)?;
+    // A detached mount goes with its descriptor: all are held until the overlay is made.
+    let mut held = Vec::new();
+    for name in ["a", "b"] {
+        let lower = dir.join(name);
+        std::fs::create_dir(&lower).map_err(|error| Errno::from_io_error(&error).unwrap_or(Errno::IO))?;
+        let flags = OpenTreeFlags::OPEN_TREE_CLONE | OpenTreeFlags::OPEN_TREE_CLOEXEC;
+        let tree = open_tree(CWD, lower, flags)?;
+        corral_sys::mounts::set_attributes(tree.as_fd(), 0, Some(userns.as_fd()))?;
+        match fsconfig_set_fd(&context, "lowerdir+", &tree) {
+            // Before Linux 6.13 layers are given by path.
+            Err(Errno::INVAL) => {
+                fsconfig_set_string(&context, "lowerdir+", format!("/proc/self/fd/{}", tree.as_raw_fd()))?;
+            }
+            other => other?,
+        }
+        held.push(tree);
+    }
+    fsconfig_create(&context)?;
+    fsmount(&context, FsMountFlags::FSMOUNT_CLOEXEC, MountAttrFlags::empty())
+}
+
+/// A user namespace whose root is user 100,000 here. It lives as long as its descriptor.
+fn mapped_namespace() -> std::io::Result<File> {
+    // cat holds the namespace open until its input ends.
+    let mut child =
+        Command::new("unshare").args(["--user", "cat"]).stdin(Stdio::piped()).stdout(Stdio::null()).spawn()?;
+    let opened = map_namespace(&Path::new("/proc").join(child.id().to_string()));
+    drop(child.stdin.take());
+    child.wait()?;
+    opened
+}
+
+fn map_namespace(child: &Path) -> std::io::Result<File> {
+    let own = std::fs::read_link("/proc/self/ns/user")?;
+    let deadline = Instant::now() + Duration::from_secs(2);
+    while std::fs::read_link(child.join("ns/user"))? == own {
+        if Instant::now() > deadline {
+            return Err(std::io::ErrorKind::TimedOut.into());
+        }
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    for file in ["uid_map", "gid_map"] {
+        std::fs::write(child.join(file), "0 100000 65536\n")?;
+    }
+    File::open(child.join("ns/user"))
+}
+
+fn known(kind: &str) -> Found {
+    let listed = || read("/proc/filesystems").is_some_and(|text| text.split_whitespace().any(|name| name == kind));
+    if listed() {
+        return ok("in /proc/filesystems");
+    }
+    // Opening a file system by name loads its module.
+    match fsopen(kind, FsOpenFlags::FSOPEN_CLOEXEC) {
+        Ok(_) => ok("loaded on demand"),
+        Err(error) => refused("opening the file system", error),
+    }
+}
+
+fn erofs_known() -> Found {
+    known("erofs")
+}
+
+/// Builds a small image and mounts the file itself (Linux 6.12).
+fn erofs_file() -> Found {
+    let Ok(dir) = tempfile::tempdir() else { return degraded("not tried: no temporary directory") };
+    let (content, image) = (dir.path().join("content"), dir.path().join("image.erofs"));
+    if let Err(error) = std::fs::create_dir(&content) {
+        return degraded(format!("not tried: {error}"));
+    }
+    let built = Command::new("mkfs.erofs").arg(&image).arg(&content).stdin(Stdio::null()).output();
+    if !built.is_ok_and(|output| output.status.success()) {
+        return degraded("not tried: mkfs.erofs does not work");
+    }
+    match mount("erofs", &[("source", &image.to_string_lossy())], &["ro"]) {
+        Ok(_) => ok("mounted and released"),
+        Err(Errno::NOTBLK) => missing("the kernel wants a block device (file-backed since Linux 6.12)"),
+        Err(error) => refused("mounting", error),
+    }
+}
+
+fn loops() -> Found {
+    if !Path::new("/dev/loop-control").exists() {
+        return missing("no /dev/loop-control");
+    }
+    match std::fs::OpenOptions::new().read(true).write(true).open("/dev/loop-control") {
+        Ok(_) => ok("/dev/loop-control opens"),
+        Err(error) => missing(format!("/dev/loop-control: {error}")),
+    }
+}
+
+/// Project quotas of the file system that holds /var/lib, as mounted.
+fn quotas() -> Found {
+    let mounts = read("/proc/self/mounts").unwrap_or_default();
+    let of = |target: &str| {
+        mounts.lines().rev().find_map(|line| {
+            let fields: Vec<&str> = line.split(' ').collect();
+            (fields.get(1) == Some(&target)).then(|| (fields[2].to_owned(), fields.get(3).unwrap_or(&"").to_string()))
+        })
+    };
+    let found = ["/var/lib/corral", "/var/lib", "/var", "/"].into_iter().find_map(of);
+    match found {
+        Some((kind, options)) if options.contains("prjquota") || options.contains("pquota") => {
+            ok(format!("{kind} with project quotas"))
+        }
+        Some((kind, _)) if kind == "btrfs" => degraded("btrfs: quotas can be switched on"),
+        Some((kind, _)) => missing(format!("{kind} without project quotas")),
+        None => missing("the file system of /var/lib is not known"),
+    }
+}
+
+fn tmpfs() -> Found {
+    match mount("tmpfs", &[("size", "1M"), ("nr_inodes", "16")], &[]) {
+        Ok(_) => ok("mounted with a size and released"),
+        Err(error) => refused("mounting", error),
+    }
+}

@@ -1,0 +1,62 @@
+//! The node of `corral up`: what is needed of it here, and where it is started.
+
+use corral_api::ids::NodeId;
+use corral_node::{Node, NodeConfig};
+use std::path::PathBuf;
+use std::pin::Pin;
+use tokio_util::sync::CancellationToken;
+
+/// Settings for the node.
+#[derive(Debug, Clone)]
+pub struct NodeOptions {
+    /// Where everything is kept.
+    pub data_dir: PathBuf,
+    /// The most sandboxes at a time.
+    pub max_live: Option<u64>,
+    /// Memory that must stay available.
+    pub memory_floor_mib: Option<u64>,
+    /// Nothing outlives the process.
+    pub ephemeral: bool,
+}
+
+/// A node that was started.
+pub struct LocalNode {
+    /// Its id.
+    pub id: NodeId,
+    /// Socket it answers on. It takes connections before the gateway is announced.
+    pub socket: PathBuf,
+    /// Answers requests until `stop`; ends with the reason when it cannot go on.
+    pub serving: Pin<Box<dyn Future<Output = anyhow::Result<()>> + Send>>,
+    /// Cancelled once the gateway has drained.
+    pub stop: CancellationToken,
+}
+
+/// Starts the node.
+///
+/// # Errors
+/// It cannot be started.
+pub async fn start(options: &NodeOptions) -> anyhow::Result<LocalNode> {
+    let mut config = NodeConfig::new(&options.data_dir);
+    if let Some(max_live) = options.max_live {
+        config.max_live = max_live;
+    }
+    if let Some(floor) = options.memory_floor_mib {
+        config.memory_floor_mib = floor;
+    }
+    let mut handle = Node::start(config).await?;
+    let id = handle.id().clone();
+    let socket = options.data_dir.join("node.sock");
+    handle.serve(&socket).await?;
+    let stop = CancellationToken::new();
+    let (stopped, ephemeral) = (stop.clone(), options.ephemeral);
+    let serving = Box::pin(async move {
+        stopped.cancelled().await;
+        handle.drain();
+        if ephemeral {
+            handle.stop_everything().await;
+        }
+        handle.close().await;
+        Ok(())
+    });
+    Ok(LocalNode { id, socket, serving, stop })
+}

@@ -1,0 +1,115 @@
+//! The end of a command: what became of it, recorded before the keeper may forget it.
+
+use super::input::name_of;
+use super::{Command, Progress};
+use crate::ledger::Change;
+use crate::node::Core;
+use crate::sandbox::Sandbox;
+use corral_api::command::{Outcome, Usage};
+use corral_api::sandbox::EventKind;
+use corral_keeper::protocol::{CommandNotice, Exit, Request};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+impl Core {
+    /// Takes in what the keeper says of a command.
+    pub fn command_noticed(self: &Arc<Self>, sandbox: &Arc<Sandbox>, command: &Arc<Command>, notice: &CommandNotice) {
+        command.pid.store(notice.pid, Ordering::Relaxed);
+        command.progress.send_modify(|p| {
+            p.totals = notice.totals;
+            p.exit = notice.exit;
+        });
+        if let Some(exit) = notice.exit
+            && command.is_running()
+        {
+            self.command_ended(sandbox, command, exit);
+        }
+    }
+
+    fn command_ended(self: &Arc<Self>, sandbox: &Arc<Sandbox>, command: &Arc<Command>, exit: Exit) {
+        let outcome = self.outcome_of(sandbox, command, exit);
+        let now = crate::clock::now_ms();
+        let usage = Usage {
+            cpu_ms: exit.cpu_us / 1000,
+            peak_memory_bytes: exit.peak_rss_kib << 10,
+            wall_ms: now.saturating_sub(command.lock().started_ms),
+        };
+        let totals = command.progress.borrow().totals;
+        self.settle(sandbox, command, outcome, [totals[0], totals[1]], Some(usage), true);
+    }
+
+    /// Sets a command's end, tells it, and records it; then the keeper may forget it.
+    pub(crate) fn settle(
+        self: &Arc<Self>,
+        sandbox: &Arc<Sandbox>,
+        command: &Arc<Command>,
+        outcome: Outcome,
+        totals: [u64; 2],
+        usage: Option<Usage>,
+        acknowledge: bool,
+    ) {
+        let record = {
+            let mut record = command.lock();
+            record.end = Some(outcome.clone());
+            record.ended_ms = Some(crate::clock::now_ms());
+            record.totals = totals;
+            record.usage = usage;
+            record.clone()
+        };
+        let what = EventKind::CommandEnded { command_id: command.id.clone(), outcome: outcome.clone() };
+        self.events.record(&self.ledger, &sandbox.id, what, vec![Change::Command(Box::new(record))]);
+        command.progress.send_modify(|p: &mut Progress| p.end = Some(outcome));
+        sandbox.touch();
+        if !acknowledge {
+            return;
+        }
+        let link = self.keepers.get(sandbox.lock().record.keeper).and_then(|k| k.link());
+        let (this, sandbox, id) = (self.clone(), sandbox.clone(), command.id.clone());
+        tokio::spawn(async move {
+            // The keeper is the only witness until the ledger has it.
+            if this.ledger.write(Vec::new()).await.is_err() {
+                return;
+            }
+            // Survivors keep the directory; it goes with the sandbox.
+            corral_runtime::cgroup::remove_command(this.containers.cgroups(), sandbox.id.as_str(), id.as_str());
+            if let Some(link) = link {
+                // A keeper that is gone has nothing to forget.
+                let _forgotten = link.ask(Request::Acknowledge { command: id }).await;
+            }
+        });
+    }
+
+    fn outcome_of(&self, sandbox: &Sandbox, command: &Command, exit: Exit) -> Outcome {
+        if command.timed_out.load(Ordering::Acquire) {
+            return Outcome::TimedOut { timeout_ms: command.lock().timeout_ms };
+        }
+        match (exit.code, exit.signal) {
+            (Some(code), _) => Outcome::Exited { code },
+            (None, Some(signal)) => {
+                let mut oom = false;
+                if signal == libc::SIGKILL {
+                    let kills = self.containers.cgroups().oom_kills(sandbox.id.as_str());
+                    let mut inner = sandbox.lock();
+                    oom = kills > inner.oom_seen;
+                    inner.oom_seen = inner.oom_seen.max(kills);
+                }
+                Outcome::Signaled { signal, name: name_of(signal), oom }
+            }
+            (None, None) => Outcome::OutcomeUnknown,
+        }
+    }
+
+    /// Ends what still runs of a sandbox's commands, after the sandbox itself.
+    pub fn finish_commands(self: &Arc<Self>, sandbox: &Arc<Sandbox>) {
+        let commands: Vec<Arc<Command>> = sandbox.lock().commands.values().cloned().collect();
+        for command in commands.iter().filter(|c| c.is_running()) {
+            let outcome = if command.timed_out.load(Ordering::Acquire) {
+                Outcome::TimedOut { timeout_ms: command.lock().timeout_ms }
+            } else {
+                Outcome::SandboxEnded
+            };
+            let totals = command.progress.borrow().totals;
+            self.settle(sandbox, command, outcome, [totals[0], totals[1]], None, false);
+        }
+    }
+}

@@ -1,0 +1,45 @@
+//! What the operator sets of a node.
+
+use corral_runtime::writable::WritableConfig;
+use std::path::PathBuf;
+use std::time::Duration;
+
+/// Settings of a node.
+#[derive(Debug, Clone)]
+pub struct NodeConfig {
+    /// Where everything is kept: ledger, layers, writable layers, logs, sockets.
+    pub data_dir: PathBuf,
+    /// Most sandboxes that are not ended. 0 = by the host's memory.
+    pub max_live: u64,
+    /// No sandbox is started while the host has less memory than this available.
+    pub memory_floor_mib: u64,
+    /// Sandboxes started at a time.
+    pub start_slots: usize,
+    /// Creates that may wait for a start slot.
+    pub start_queue: usize,
+    /// How long ended sandboxes, their results and logs stay readable.
+    pub keep_ended: Duration,
+    /// Most ended sandboxes kept.
+    pub keep_ended_count: u64,
+    /// Space for writable layers.
+    pub writable: WritableConfig,
+    /// Registry hosts that may be spoken to without TLS, besides loopback.
+    pub plain_http_hosts: Vec<String>,
+}
+
+impl NodeConfig {
+    /// Defaults for a data directory.
+    pub fn new(data_dir: impl Into<PathBuf>) -> Self {
+        Self {
+            data_dir: data_dir.into(),
+            max_live: 0,
+            memory_floor_mib: 512,
+            start_slots: 16,
+            start_queue: 4096,
+            keep_ended: Duration::from_secs(24 * 3600),
+            keep_ended_count: 20_000,
+            writable: WritableConfig::default(),
+            plain_http_hosts: Vec::new(),
+        }
+    }
+}

@@ -1,0 +1,185 @@
+//! Imports and layers. An upload is spooled to the data directory first: archives are read more than once.
+
+use super::commands::no_content;
+use super::parts::{Answer, Body, Fail, Params, invalid, json, ndjson};
+use crate::node::Core;
+use axum::extract::{Path, Request, State};
+use axum::http::StatusCode;
+use axum::response::Response;
+use corral_api::catalogue::LayerList;
+use corral_api::digest::Digest;
+use corral_api::image::{ImportProgress, LayerKind};
+use corral_api::node::RegistryImport;
+use corral_api::problem::{ErrorKind, Problem};
+use corral_api::query::UploadKind;
+use corral_layers::{
+    BuildOptions, CancelFlag, ImageSource, ImportError, ImportOptions, LayerSource, LayerStore, RegistryAuth,
+};
+use futures_util::StreamExt;
+use serde::Deserialize;
+use std::sync::Arc;
+use tokio::io::AsyncWriteExt;
+use tokio::sync::mpsc;
+
+type Node = State<Arc<Core>>;
+
+/// Lines of progress waiting for a slow reader; more are dropped, the last line never.
+const QUEUE: usize = 256;
+
+#[derive(Debug, Deserialize)]
+pub struct UploadQuery {
+    name: String,
+    #[serde(default)]
+    kind: UploadKind,
+    platform: Option<String>,
+}
+
+#[derive(Debug, Deserialize)]
+pub struct BuildQuery {
+    kind: LayerKind,
+    at: String,
+}
+
+pub async fn import(State(core): Node, Body(request): Body<RegistryImport>) -> Answer {
+    let mut options = ImportOptions::named(request.name.unwrap_or_else(|| request.reference.clone()));
+    if let Some(platform) = request.platform {
+        options.platform = platform;
+    }
+    let auth = match (request.username, request.password) {
+        (Some(username), Some(password)) => RegistryAuth::Basic { username, password },
+        (None, None) => RegistryAuth::Anonymous,
+        _ => return Err(invalid("username and password: give both or neither")),
+    };
+    let source = ImageSource::Registry { reference: request.reference, auth, plain_http: request.plain_http };
+    Ok(run(&core, None, move |store, cancel, progress| {
+        store.import_image(&source, &options, cancel, progress).map(|_| ())
+    }))
+}
+
+pub async fn upload(State(core): Node, Params(query): Params<UploadQuery>, request: Request) -> Answer {
+    let spooled = spool(&core, request).await?;
+    let mut options = ImportOptions::named(query.name);
+    if let Some(platform) = query.platform {
+        options.platform = platform;
+    }
+    let path = spooled.path().to_owned();
+    let kind = query.kind;
+    Ok(run(&core, Some(spooled), move |store, cancel, progress| {
+        let import = |source| store.import_image(&source, &options, cancel, progress).map(|_| ());
+        match kind {
+            UploadKind::Archive => import(ImageSource::Archive(path)),
+            UploadKind::Rootfs => import(ImageSource::RootfsTar(path)),
+            UploadKind::Auto => match import(ImageSource::Archive(path.clone())) {
+                Err(ImportError::UnknownFormat { .. }) => import(ImageSource::RootfsTar(path)),
+                other => other,
+            },
+        }
+    }))
+}
+
+pub async fn build(State(core): Node, Params(query): Params<BuildQuery>, request: Request) -> Answer {
+    let spooled = spool(&core, request).await?;
+    let options = BuildOptions::new(query.kind, query.at);
+    let source = LayerSource::Tar(spooled.path().to_owned());
+    Ok(run(&core, Some(spooled), move |store, cancel, progress| {
+        store.build_layer(&source, &options, cancel, progress).map(|_| ())
+    }))
+}
+
+/// Writes a body to a file of the data directory.
+async fn spool(core: &Core, request: Request) -> Result<tempfile::NamedTempFile, Fail> {
+    let failed = |e: &std::io::Error| {
+        tracing::error!(error = %e, "an upload cannot be spooled");
+        let kind = match e.raw_os_error() {
+            Some(libc::ENOSPC) => ErrorKind::InsufficientStorage,
+            _ => ErrorKind::StorageError,
+        };
+        Fail::from(Problem::new(kind, "the node cannot store the upload"))
+    };
+    let spooled = tempfile::NamedTempFile::new_in(core.config.data_dir.join("spool")).map_err(|e| failed(&e))?;
+    let file = spooled.reopen().map_err(|e| failed(&e))?;
+    let mut file = tokio::io::BufWriter::with_capacity(1 << 20, tokio::fs::File::from_std(file));
+    let mut body = request.into_body().into_data_stream();
+    while let Some(piece) = body.next().await {
+        let piece = piece.map_err(|_| invalid("the upload broke off"))?;
+        file.write_all(&piece).await.map_err(|e| failed(&e))?;
+    }
+    file.flush().await.map_err(|e| failed(&e))?;
+    Ok(spooled)
+}
+
+/// Cancels the work when its reader is gone.
+struct CancelOnDrop(CancelFlag);
+
+impl Drop for CancelOnDrop {
+    fn drop(&mut self) {
+        self.0.cancel();
+    }
+}
+
+/// Runs long work on a blocking thread and answers with its progress; the last line is its result.
+fn run(
+    core: &Arc<Core>,
+    spooled: Option<tempfile::NamedTempFile>,
+    work: impl FnOnce(&LayerStore, &CancelFlag, &(dyn Fn(ImportProgress) + Send + Sync)) -> Result<(), ImportError>
+    + Send
+    + 'static,
+) -> Response {
+    let (send, receive) = mpsc::channel(QUEUE);
+    let store = core.layers.clone();
+    let cancel = CancelFlag::new();
+    let watcher = send.clone();
+    let on_closed = CancelOnDrop(cancel.clone());
+    tokio::spawn(async move {
+        watcher.closed().await;
+        drop(on_closed);
+    });
+    tokio::task::spawn_blocking(move || {
+        let _spooled = spooled;
+        let progress = |line: ImportProgress| match line {
+            // The result must not be lost; a reader that is gone needs none.
+            last @ (ImportProgress::Imported { .. } | ImportProgress::Built { .. }) => {
+                send.blocking_send(last).unwrap_or(());
+            }
+            other => send.try_send(other).unwrap_or(()),
+        };
+        if let Err(error) = work(&store, &cancel, &progress) {
+            tracing::warn!(error = %crate::error::chain(&error), "an import failed");
+            let problem = Problem::new(error.kind(), crate::error::chain(&error));
+            send.blocking_send(ImportProgress::Failed { problem }).unwrap_or(());
+        }
+    });
+    ndjson(receive)
+}
+
+pub async fn layers(State(core): Node) -> Answer {
+    let store = core.layers.clone();
+    let listed = tokio::task::spawn_blocking(move || store.list()).await;
+    let layers = listed
+        .map_err(|_| Problem::new(ErrorKind::Internal, "listing the layers failed"))?
+        .map_err(|e| Problem::new(e.kind(), e.to_string()))?;
+    json(StatusCode::OK, &LayerList { layers })
+}
+
+pub async fn delete_layer(State(core): Node, Path(text): Path<String>) -> Answer {
+    let digest: Digest = text.parse().map_err(|e: corral_api::digest::DigestError| invalid(e.to_string()))?;
+    let this = core.clone();
+    let deleted = tokio::task::spawn_blocking(move || {
+        let used: std::collections::HashSet<Digest> =
+            this.all().iter().flat_map(|s| s.lock().record.environment.layers.clone()).collect();
+        let in_use = |d: &Digest| used.contains(d);
+        if !in_use(&digest)
+            && let Err(errors) = this.layers.unmount_unused(&|d| *d != digest || in_use(d))
+        {
+            for error in errors {
+                tracing::warn!(error = %crate::error::chain(&error), "a layer cannot be unmounted");
+            }
+        }
+        this.layers.delete(&digest, &in_use)
+    });
+    deleted
+        .await
+        .map_err(|_| Problem::new(ErrorKind::Internal, "deleting the layer failed"))?
+        .map_err(|e| Problem::new(e.kind(), e.to_string()))?;
+    Ok(no_content())
+}

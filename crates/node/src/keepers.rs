@@ -1,0 +1,178 @@
+//! The node's keepers: how many, which takes the next sandbox, and what happens when one dies.
+
+use corral_api::problem::{ErrorKind, Problem};
+use corral_runtime::RuntimeError;
+use corral_runtime::keeper_link::{KeeperLink, Notice};
+use corral_runtime::keeper_process::{self, Programs};
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
+use tokio::sync::mpsc;
+
+/// Sandboxes one keeper gets while another could be started instead: half of what it may hold, so that forks stay quick
+/// and one death ends fewer sandboxes.
+const COMFORTABLE: usize = corral_keeper::protocol::MAX_SANDBOXES / 2;
+
+/// One keeper's place.
+#[derive(Debug)]
+pub struct Keeper {
+    /// Its number.
+    pub index: usize,
+    socket: PathBuf,
+    link: Mutex<Option<Arc<KeeperLink>>>,
+    starting: tokio::sync::Mutex<()>,
+    /// Sandboxes given to it that are not ended.
+    pub live: AtomicUsize,
+}
+
+/// All keepers.
+#[derive(Debug)]
+pub struct Keepers {
+    programs: Programs,
+    keepers: Vec<Arc<Keeper>>,
+    notices: mpsc::UnboundedSender<(usize, Notice)>,
+}
+
+impl Keeper {
+    /// The connection, if it stands.
+    pub fn link(&self) -> Option<Arc<KeeperLink>> {
+        self.lock().clone().filter(|l| l.is_connected())
+    }
+
+    fn lock(&self) -> std::sync::MutexGuard<'_, Option<Arc<KeeperLink>>> {
+        self.link.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+    }
+
+    /// The connection.
+    ///
+    /// # Errors
+    /// When the keeper is lost.
+    pub fn connected(&self) -> Result<Arc<KeeperLink>, Problem> {
+        self.link().ok_or_else(|| {
+            Problem::new(ErrorKind::Unavailable, "the keeper of this sandbox was lost").retry_after_ms(1000)
+        })
+    }
+
+    /// Forgets a broken connection.
+    pub fn disconnect(&self) {
+        self.lock().take();
+    }
+}
+
+impl Keepers {
+    /// Places for enough keepers for so many sandboxes; none is started yet. Notices of all come with their number.
+    pub fn new(
+        programs: Programs,
+        run_dir: &std::path::Path,
+        max_live: u64,
+        notices: mpsc::UnboundedSender<(usize, Notice)>,
+    ) -> Self {
+        let count = (max_live as usize).div_ceil(COMFORTABLE).clamp(2, 64);
+        let keepers = (0..count)
+            .map(|index| {
+                Arc::new(Keeper {
+                    index,
+                    socket: run_dir.join(format!("keeper-{index}.sock")),
+                    link: Mutex::new(None),
+                    starting: tokio::sync::Mutex::new(()),
+                    live: AtomicUsize::new(0),
+                })
+            })
+            .collect();
+        Self { programs, keepers, notices }
+    }
+
+    /// All places.
+    pub fn all(&self) -> &[Arc<Keeper>] {
+        &self.keepers
+    }
+
+    /// The keeper of this number.
+    pub fn get(&self, index: usize) -> Option<&Arc<Keeper>> {
+        self.keepers.get(index)
+    }
+
+    /// Connects to a keeper that runs already, and reports whether there is one. What it holds comes as notices.
+    ///
+    /// # Errors
+    /// When one listens but refuses, such as one of another version.
+    pub async fn reconnect(&self, keeper: &Keeper) -> Result<bool, RuntimeError> {
+        if !keeper.socket.exists() {
+            return Ok(false);
+        }
+        match self.connect(keeper).await {
+            Ok(()) => Ok(true),
+            // Nobody listens any more.
+            Err(RuntimeError::Host { .. } | RuntimeError::KeeperLost) => {
+                std::fs::remove_file(&keeper.socket).map_err(|e| RuntimeError::host("remove", &keeper.socket, e))?;
+                Ok(false)
+            }
+            Err(other) => Err(other),
+        }
+    }
+
+    async fn connect(&self, keeper: &Keeper) -> Result<(), RuntimeError> {
+        let (send, mut receive) = mpsc::unbounded_channel();
+        let (all, index) = (self.notices.clone(), keeper.index);
+        tokio::spawn(async move {
+            while let Some(notice) = receive.recv().await {
+                if all.send((index, notice)).is_err() {
+                    break;
+                }
+            }
+        });
+        let link = KeeperLink::connect(&keeper.socket, send).await?;
+        *keeper.lock() = Some(Arc::new(link));
+        Ok(())
+    }
+
+    /// The connection of a keeper, which is started when it does not run.
+    ///
+    /// # Errors
+    /// When it cannot be started.
+    pub async fn ensure(&self, keeper: &Keeper) -> Result<Arc<KeeperLink>, RuntimeError> {
+        if let Some(link) = keeper.link() {
+            return Ok(link);
+        }
+        let _one = keeper.starting.lock().await;
+        if let Some(link) = keeper.link() {
+            return Ok(link);
+        }
+        let mut child = keeper_process::start(&self.programs, &keeper.socket).await?;
+        let index = keeper.index;
+        tokio::spawn(async move {
+            // Reaps it; its death shows in the connection.
+            let status = child.wait().await;
+            tracing::info!(keeper = index, ?status, "a keeper ended");
+        });
+        self.connect(keeper).await?;
+        keeper.link().ok_or(RuntimeError::KeeperLost)
+    }
+
+    /// The keeper that takes the next sandbox; its count is raised.
+    pub fn choose(&self) -> Arc<Keeper> {
+        let load = |k: &Arc<Keeper>| k.live.load(Ordering::Relaxed);
+        let running = self.keepers.iter().filter(|k| k.index < 2 || k.link().is_some()).min_by_key(|k| load(k));
+        let least = self.keepers.iter().min_by_key(|k| load(k));
+        let chosen = match (running, least) {
+            (Some(running), _) if load(running) < COMFORTABLE => running,
+            (_, Some(least)) => least,
+            (Some(running), None) => running,
+            // There are always two places.
+            (None, None) => &self.keepers[0],
+        };
+        chosen.live.fetch_add(1, Ordering::Relaxed);
+        chosen.clone()
+    }
+
+    /// Ends all keepers that hold no sandbox.
+    pub async fn shut_down(&self) {
+        for keeper in &self.keepers {
+            if let Some(link) = keeper.link()
+                && let Err(error) = link.ask(corral_keeper::protocol::Request::Shutdown).await
+            {
+                tracing::warn!(keeper = keeper.index, %error, "a keeper was not ended");
+            }
+        }
+    }
+}

@@ -1,0 +1,280 @@
+//! Create: admission, intent in the ledger, start in the keeper.
+
+use crate::error::runtime_problem;
+use crate::ledger::{Change, SandboxRecord};
+use crate::node::Core;
+use crate::sandbox::Sandbox;
+use corral_api::digest::Digest;
+use corral_api::ids::SandboxId;
+use corral_api::problem::{ErrorKind, Problem};
+use corral_api::sandbox::{CreateOnNode, EndReason, EndStatus, EventKind, SandboxStatus, State};
+use corral_runtime::container::ContainerSpec;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Instant;
+
+/// No cores in particular.
+pub const AFFINITY_NONE: Vec<u16> = Vec::new();
+
+/// A create as it was answered.
+#[derive(Debug)]
+pub struct Created {
+    /// The sandbox.
+    pub status: SandboxStatus,
+    /// Whether it was there already, under the same idempotency key.
+    pub repeated: bool,
+}
+
+impl Core {
+    /// Creates a sandbox, or returns the one made before under the same idempotency key.
+    ///
+    /// # Errors
+    /// A refusal of admission, bad settings, or why it could not be started; nothing is left then.
+    pub async fn create(self: &Arc<Self>, request: CreateOnNode) -> Result<Created, Problem> {
+        let begun = Instant::now();
+        // Not cancel-safe, and the caller may hang up: it goes on in a task of its own.
+        let this = self.clone();
+        let created = tokio::spawn(async move { this.create_once(request).await })
+            .await
+            .unwrap_or_else(|_| Err(Problem::new(ErrorKind::Internal, "the create failed unexpectedly")));
+        crate::metrics::Metrics::count(&self.metrics.creates, &created);
+        if created.as_ref().is_ok_and(|c| !c.repeated) {
+            self.metrics.create_seconds.observe(begun.elapsed().as_secs_f64());
+        }
+        created
+    }
+
+    async fn create_once(self: &Arc<Self>, request: CreateOnNode) -> Result<Created, Problem> {
+        request.spec.check().map_err(|text| Problem::new(ErrorKind::InvalidRequest, text))?;
+        let id = SandboxId::new(&self.id);
+        let key = request.idempotency_key.clone().map(|key| (request.project_id.clone(), key));
+        let Some(key) = key else {
+            return self.admit(id, request).await;
+        };
+        match self.reserve(&key, request.body_digest, &id).await? {
+            Some(first) => self.repeat(&first).await,
+            None => {
+                let result = self.admit(id, request).await;
+                // The ledger answers for the key from here on; a refused create may be tried again under it.
+                self.lock_creating().remove(&key);
+                result
+            }
+        }
+    }
+
+    fn lock_creating(
+        &self,
+    ) -> std::sync::MutexGuard<'_, std::collections::HashMap<(String, String), (Digest, SandboxId)>> {
+        self.creating.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+    }
+
+    /// Reserves an idempotency key, or tells whose it is.
+    async fn reserve(
+        self: &Arc<Self>,
+        key: &(String, String),
+        body: Digest,
+        id: &SandboxId,
+    ) -> Result<Option<SandboxId>, Problem> {
+        let mismatch = || {
+            let text = format!("idempotency key {:?} was used with another body", key.1);
+            Problem::new(ErrorKind::IdempotencyMismatch, text)
+        };
+        let known = {
+            let mut creating = self.lock_creating();
+            let known = creating.get(key).cloned();
+            if known.is_none() {
+                creating.insert(key.clone(), (body, id.clone()));
+            }
+            known
+        };
+        let known = match known {
+            Some(known) => Some(known),
+            None => {
+                let (project, name) = key.clone();
+                let recorded = self.read_ledger(move |ledger| ledger.key(&project, &name)).await;
+                if !matches!(recorded, Ok(None)) {
+                    self.lock_creating().remove(key);
+                }
+                recorded?
+            }
+        };
+        match known {
+            Some((first_body, _)) if first_body != body => Err(mismatch()),
+            Some((_, first)) => Ok(Some(first)),
+            None => Ok(None),
+        }
+    }
+
+    /// Answers a repeated create with the first one's sandbox, once that runs or has ended.
+    async fn repeat(self: &Arc<Self>, first: &SandboxId) -> Result<Created, Problem> {
+        if let Some(sandbox) = self.live(first) {
+            let mut pulse = sandbox.pulse.subscribe();
+            // The sender lives as long as the sandbox.
+            let _seen = pulse.wait_for(|p| !matches!(p.state, State::Pending | State::Starting)).await;
+            return Ok(Created { status: sandbox.status(), repeated: true });
+        }
+        match self.ended(first).await? {
+            Some(record) => Ok(Created { status: record.status(), repeated: true }),
+            // The first one is between its reservation and its admission, or was refused.
+            None => Err(Problem::new(ErrorKind::Unavailable, "the first create under this key is not decided yet")
+                .retry_after_ms(200)),
+        }
+    }
+
+    async fn admit(self: &Arc<Self>, id: SandboxId, request: CreateOnNode) -> Result<Created, Problem> {
+        let place = Place::take(self)?;
+        self.check_room(&request)?;
+        let slot = self.take_slot().ok_or_else(|| overloaded("every range of user ids is in use"))?;
+        let keeper = self.keepers.choose();
+        let affinity = self.choose_cores(request.spec.limits.cpus);
+        let now = crate::clock::now_ms();
+        let record = SandboxRecord {
+            id: id.clone(),
+            project_id: request.project_id.clone(),
+            state: State::Pending,
+            slot,
+            keeper: keeper.index,
+            environment: request.environment,
+            spec: request.spec,
+            created_ms: now,
+            started_ms: None,
+            ended_ms: None,
+            end: None,
+        };
+        let sandbox = Arc::new(Sandbox::new(record.clone(), affinity));
+        let lifecycle = sandbox.lifecycle.lock().await;
+        if let Err(live) = self.insert(sandbox.clone()) {
+            keeper.live.fetch_sub(1, Ordering::Relaxed);
+            self.give_slot(slot);
+            return Err(overloaded(&format!("{live} sandboxes are live, the most this node takes")));
+        }
+        let mut changes = vec![Change::Sandbox(Box::new(record))];
+        if let Some(key) = request.idempotency_key {
+            let body = request.body_digest;
+            changes.push(Change::Key { project: request.project_id, key, body, sandbox: id.clone(), at_ms: now });
+        }
+        self.events.record(&self.ledger, &id, EventKind::State { state: State::Pending, end: None }, changes);
+
+        let started = self.start(&sandbox).await;
+        drop(lifecycle);
+        drop(place);
+        match started {
+            Ok(()) => Ok(Created { status: sandbox.status(), repeated: false }),
+            Err(problem) => {
+                let reason = match problem.kind {
+                    ErrorKind::NotFound | ErrorKind::DigestMismatch => EndReason::ImageUnavailable,
+                    ErrorKind::StorageError => EndReason::StorageError,
+                    _ => EndReason::StartFailed,
+                };
+                self.end(&sandbox, EndStatus::new(reason, problem.message.clone())).await;
+                Err(problem.sandbox(&id))
+            }
+        }
+    }
+
+    /// Starts an admitted sandbox.
+    async fn start(self: &Arc<Self>, sandbox: &Arc<Sandbox>) -> Result<(), Problem> {
+        let _slot = self.starts.acquire().await.map_err(|_| overloaded("the node is ending"))?;
+        self.set_state(sandbox, State::Starting);
+        // The intent is in the ledger before anything of the sandbox exists.
+        self.ledger.write(Vec::new()).await.map_err(|e| crate::error::ledger_problem(&e))?;
+        let (record, affinity) = {
+            let inner = sandbox.lock();
+            (inner.record.clone(), inner.affinity.clone())
+        };
+        let layers = self.open_layers(&record.environment.layers).await?;
+        let keeper = self.keepers.get(record.keeper).ok_or_else(|| overloaded("its keeper is gone"))?;
+        let link = self.keepers.ensure(keeper).await.map_err(|e| runtime_problem(&e))?;
+        let spec = ContainerSpec {
+            id: sandbox.id.clone(),
+            slot: record.slot,
+            layers,
+            limits: record.spec.limits,
+            hostname: record.spec.hostname,
+            affinity,
+            allow_setuid: record.spec.allow_setuid,
+        };
+        let started = self.containers.create(&link, spec).await.map_err(|e| start_problem(&e))?;
+        sandbox.lock().init = started.pid;
+        if sandbox.pulse.borrow().dead {
+            return Err(Problem::new(ErrorKind::Internal, "the first process died at once"));
+        }
+        self.set_state(sandbox, State::Running);
+        sandbox.touch();
+        Ok(())
+    }
+
+    async fn open_layers(self: &Arc<Self>, digests: &[Digest]) -> Result<Vec<std::os::fd::OwnedFd>, Problem> {
+        let (this, digests) = (self.clone(), digests.to_vec());
+        let opened = tokio::task::spawn_blocking(move || {
+            digests.iter().map(|d| this.layers.open_lower(d)).collect::<Result<Vec<_>, _>>()
+        });
+        opened.await.map_err(|_| Problem::new(ErrorKind::Internal, "opening the layers failed"))?.map_err(|e| {
+            tracing::warn!(error = %crate::error::chain(&e), "a layer cannot be mounted");
+            Problem::new(e.kind(), e.to_string())
+        })
+    }
+
+    fn check_room(&self, request: &CreateOnNode) -> Result<(), Problem> {
+        if !self.is_accepting() {
+            return Err(Problem::new(ErrorKind::Unavailable, "the node is draining").retry_after_ms(1000));
+        }
+        let limits = &request.spec.limits;
+        if limits.cpus > f64::from(self.cores) {
+            let text = format!("limits.cpus is {}: this node has {} cores", limits.cpus, self.cores);
+            return Err(Problem::new(ErrorKind::InvalidRequest, text));
+        }
+        let memory = crate::upkeep::memory();
+        if u64::from(limits.memory_mib) << 20 > memory.total_bytes {
+            let text =
+                format!("limits.memory_mib is {}: this node has {} MiB", limits.memory_mib, memory.total_bytes >> 20);
+            return Err(Problem::new(ErrorKind::InvalidRequest, text));
+        }
+        if memory.available_bytes < self.config.memory_floor_mib << 20 {
+            return Err(overloaded("the host has too little memory available"));
+        }
+        let space = self.containers.writable().space();
+        if space.free_bytes < self.config.writable.low_water_bytes {
+            self.containers.writable().ensure_room().map_err(|e| runtime_problem(&e).retry_after_ms(5000))?;
+        }
+        Ok(())
+    }
+}
+
+fn start_problem(error: &corral_runtime::RuntimeError) -> Problem {
+    use corral_keeper::protocol::Step;
+    match error {
+        // Nothing of the caller's runs at this point: whatever failed is the platform's.
+        corral_runtime::RuntimeError::Start { step: step @ (Step::Exec | Step::WorkingDirectory), errno } => {
+            let reason = std::io::Error::from_raw_os_error(*errno);
+            Problem::new(ErrorKind::Internal, format!("starting failed at step {step:?}: {reason}"))
+        }
+        other => runtime_problem(other),
+    }
+}
+
+fn overloaded(text: &str) -> Problem {
+    /// Long enough for a burst to pass, short enough not to waste a node that has room again.
+    const RETRY_AFTER_MS: u64 = 1000;
+    Problem::new(ErrorKind::Overloaded, format!("the node is full: {text}")).retry_after_ms(RETRY_AFTER_MS)
+}
+
+/// A place in the start queue.
+struct Place<'a>(&'a Core);
+
+impl<'a> Place<'a> {
+    fn take(core: &'a Core) -> Result<Self, Problem> {
+        let before = core.queued.fetch_add(1, Ordering::Relaxed);
+        let place = Self(core);
+        if before >= core.config.start_queue {
+            return Err(overloaded(&format!("{before} creates are waiting")));
+        }
+        Ok(place)
+    }
+}
+
+impl Drop for Place<'_> {
+    fn drop(&mut self) {
+        self.0.queued.fetch_sub(1, Ordering::Relaxed);
+    }
+}

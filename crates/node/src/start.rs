@@ -1,0 +1,210 @@
+//! Starting and ending a node.
+
+use crate::config::NodeConfig;
+use crate::keepers::Keepers;
+use crate::ledger::{Ledger, LedgerError};
+use crate::node::{Core, Parts};
+use corral_api::ids::NodeId;
+use corral_api::sandbox::{EndReason, EndStatus};
+use corral_layers::{LayerStore, LayersConfig};
+use corral_runtime::RuntimeError;
+use corral_runtime::container::Containers;
+use corral_runtime::keeper_process::Programs;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use tokio::sync::mpsc;
+
+/// Host memory that one idle sandbox may come to take before it is told to be too many: well above what it takes.
+const BYTES_PER_SANDBOX: u64 = 2 << 20;
+
+/// Why a node did not start.
+#[derive(Debug, thiserror::Error)]
+pub enum StartError {
+    /// A directory cannot be made.
+    #[error("cannot make {path}")]
+    Directory {
+        /// Which.
+        path: PathBuf,
+        /// Why not.
+        #[source]
+        source: std::io::Error,
+    },
+    /// The ledger.
+    #[error("the node's ledger cannot be used")]
+    Ledger(#[source] LedgerError),
+    /// Containers cannot be run here.
+    #[error("containers cannot be run on this host")]
+    Runtime(#[source] RuntimeError),
+    /// The layer store.
+    #[error("the layer store cannot be used")]
+    Layers(#[source] corral_layers::StoreError),
+    /// The socket.
+    #[error("cannot listen on {path}")]
+    Listen {
+        /// Where.
+        path: PathBuf,
+        /// Why not.
+        #[source]
+        source: std::io::Error,
+    },
+}
+
+/// Starts nodes.
+#[derive(Debug)]
+pub struct Node;
+
+/// A node that runs. Dropping it leaves the sandboxes to the keepers.
+#[derive(Debug)]
+pub struct NodeHandle {
+    core: Arc<Core>,
+    tasks: Vec<tokio::task::JoinHandle<()>>,
+}
+
+fn make_private(path: &Path) -> Result<(), StartError> {
+    use std::os::unix::fs::DirBuilderExt;
+    std::fs::DirBuilder::new()
+        .recursive(true)
+        .mode(0o700)
+        .create(path)
+        .map_err(|source| StartError::Directory { path: path.to_owned(), source })
+}
+
+impl Node {
+    /// Starts a node in a data directory and takes over what lives there.
+    ///
+    /// # Errors
+    /// What is missing or in the way.
+    pub async fn start(mut config: NodeConfig) -> Result<NodeHandle, StartError> {
+        let data = config.data_dir.clone();
+        for dir in [data.clone(), data.join("run"), data.join("logs"), data.join("layers"), data.join("spool")] {
+            make_private(&dir)?;
+        }
+        let programs = Programs::find().map_err(StartError::Runtime)?;
+        if config.max_live == 0 {
+            config.max_live = (crate::upkeep::memory().total_bytes / BYTES_PER_SANDBOX).max(16);
+        }
+        let ledger = Ledger::open(&data.join("ledger.db")).map_err(StartError::Ledger)?;
+        let id = node_id(&data, &ledger)?;
+        let rebooted = note_boot(&ledger)?;
+        let (_, last_event) = ledger.event_range().map_err(StartError::Ledger)?;
+        let live = ledger.live().map_err(StartError::Ledger)?;
+        let (writable, dir, name) = (config.writable.clone(), data.clone(), format!("corral-{id}"));
+        let containers = tokio::task::spawn_blocking(move || Containers::open(&dir, &name, writable))
+            .await
+            .map_err(|_| StartError::Runtime(RuntimeError::Gone))?
+            .map_err(StartError::Runtime)?;
+        let layers_config =
+            LayersConfig { plain_http_hosts: config.plain_http_hosts.clone(), ..LayersConfig::default() };
+        let layers = LayerStore::open(data.join("layers"), layers_config).map_err(StartError::Layers)?;
+        let (send, mut notices) = mpsc::unbounded_channel();
+        let keepers = Keepers::new(programs, &data.join("run"), config.max_live, send);
+        let core = Arc::new(Core::new(Parts {
+            id,
+            config,
+            ledger,
+            containers: Arc::new(containers),
+            keepers,
+            layers,
+            last_event,
+        }));
+        let adopted = core.adopt(live, rebooted, &mut notices).await.map_err(StartError::Runtime)?;
+        tracing::info!(?adopted, "the node is ready");
+        let tasks = vec![tokio::spawn(core.clone().hear(notices)), tokio::spawn(core.clone().keep_up())];
+        Ok(NodeHandle { core, tasks })
+    }
+}
+
+/// The node's id, made once for a data directory and kept outside the ledger, which may be put aside.
+fn node_id(data: &Path, ledger: &Ledger) -> Result<NodeId, StartError> {
+    let path = data.join("node-id");
+    let directory = |source| StartError::Directory { path: path.clone(), source };
+    let known = std::fs::read_to_string(&path).ok().and_then(|t| t.trim().parse().ok());
+    let id: NodeId = match known {
+        Some(id) => id,
+        None => match ledger.meta("node_id").map_err(StartError::Ledger)?.and_then(|t| t.parse().ok()) {
+            Some(id) => id,
+            None => NodeId::random(),
+        },
+    };
+    let part = path.with_extension("part");
+    std::fs::write(&part, format!("{id}\n")).and_then(|()| std::fs::rename(&part, &path)).map_err(directory)?;
+    ledger.set_meta("node_id", id.as_str()).map_err(StartError::Ledger)?;
+    Ok(id)
+}
+
+/// Whether the host was started anew since the last start, and notes this one.
+fn note_boot(ledger: &Ledger) -> Result<bool, StartError> {
+    let now = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
+    let before = ledger.meta("boot_id").map_err(StartError::Ledger)?;
+    ledger.set_meta("boot_id", now.trim()).map_err(StartError::Ledger)?;
+    Ok(before.is_some_and(|b| b != now.trim()))
+}
+
+impl NodeHandle {
+    /// The node's id.
+    pub fn id(&self) -> &NodeId {
+        &self.core.id
+    }
+
+    /// Serves the node's routes on a UNIX socket, for the gateway. Returns once it listens.
+    ///
+    /// # Errors
+    /// When the socket cannot be made.
+    pub async fn serve(&mut self, socket: &Path) -> Result<(), StartError> {
+        use std::os::unix::fs::PermissionsExt;
+        let failed = |source| StartError::Listen { path: socket.to_owned(), source };
+        if socket.exists() {
+            std::fs::remove_file(socket).map_err(failed)?;
+        }
+        let listener = tokio::net::UnixListener::bind(socket).map_err(failed)?;
+        std::fs::set_permissions(socket, std::fs::Permissions::from_mode(0o600)).map_err(failed)?;
+        let router = crate::http::router(self.core.clone());
+        self.tasks.push(tokio::spawn(async move {
+            if let Err(error) = axum::serve(listener, router).await {
+                tracing::error!(%error, "the node's socket failed");
+            }
+        }));
+        Ok(())
+    }
+
+    /// Refuses new sandboxes from now on.
+    pub fn drain(&self) {
+        self.core.draining.store(true, Ordering::Relaxed);
+    }
+
+    /// Ends every sandbox and every keeper, and gives back what the host gave: nothing stays but the data directory.
+    pub async fn stop_everything(&self) {
+        self.drain();
+        let mut endings = tokio::task::JoinSet::new();
+        for sandbox in self.core.all() {
+            let core = self.core.clone();
+            endings.spawn(async move {
+                let mut end = EndStatus::new(EndReason::Stopped, "the node was shut down with its sandboxes");
+                end.cause = corral_api::sandbox::Cause::Operator;
+                core.end(&sandbox, end).await
+            });
+        }
+        while endings.join_next().await.is_some() {}
+        self.core.keepers.shut_down().await;
+        if let Err(errors) = self.core.layers.unmount_all() {
+            for error in errors {
+                tracing::warn!(error = %crate::error::chain(&error), "a layer stays mounted");
+            }
+        }
+        if let Err(error) = self.core.containers.cgroups().remove_base() {
+            tracing::warn!(error = %crate::error::chain(&error), "the node's cgroups stay");
+        }
+        if let Err(error) = self.core.containers.writable().detach() {
+            tracing::warn!(error = %crate::error::chain(&error), "the space for writable layers stays mounted");
+        }
+    }
+
+    /// Writes what is to be written. Sandboxes go on under their keepers.
+    pub async fn close(self) {
+        for task in &self.tasks {
+            task.abort();
+        }
+        self.core.ledger.close().await;
+    }
+}
