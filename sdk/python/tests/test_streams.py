@@ -95,21 +95,27 @@ def test_a_result_longer_than_its_answer_is_completed() -> None:
 
 
 def test_output_with_a_gap() -> None:
-    kept = DATA[:100] + DATA[-100:]
-    gap = stream(len(DATA), (100, len(DATA) - 100))
+    behind = len(DATA) - 100
+    gap = stream(len(DATA), (100, behind))
     long = result(b"")
     long["command"]["stdout"] = gap
     long["stdout"] = {"text": "", "complete": False}
 
     def handler(call: Call) -> Answer:
         if not call.path.endswith("/output"):
-            return Answer(200, long)
-        return Answer(200, kept, {"corral-offset": "0", "corral-truncated": "true"})
+            return Answer(200, long if call.path.endswith("/exec") else long["command"])
+        at = int(call.query["offset"][0])
+        if at < 100:
+            return Answer(200, DATA[at:100], {"corral-offset": str(at)})
+        at = max(at, behind)
+        return Answer(200, DATA[at:], {"corral-offset": str(at)})
 
     with gateway(handler=handler) as server, corral.Client(server.url, "k", retry=FAST) as c:
         found = c.sandbox("s1").exec("yes")
-    assert found.stdout_bytes == kept
+        offsets = [chunk.offset for chunk in c.sandbox("s1").command("c1").stream("stdout")]
+    assert found.stdout_bytes == DATA[:100] + DATA[-100:]
     assert found.truncated
+    assert offsets == [0, behind]
 
 
 def test_input_that_is_no_text_is_streamed() -> None:

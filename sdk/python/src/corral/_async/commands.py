@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing
 
 from .._errors import Conflict, ConnectionFailed
@@ -166,11 +166,11 @@ class AsyncCommand:
             broken: ConnectionFailed | None = None
             try:
                 async with self._transport.stream(request) as response:
+                    # An answer ends where bytes were dropped, and the next one begins behind the gap.
                     at = max(at, int(response.headers.get("corral-offset", at)))
                     async for data in chunks(response, self._transport.endpoint.url):
-                        for chunk in _placed(stream, at, data, until):
-                            yield chunk
-                            at = chunk.offset + len(chunk.data)
+                        yield OutputChunk(stream, at, data)
+                        at += len(data)
             except ConnectionFailed as error:
                 broken = error
             if at > before:
@@ -193,15 +193,3 @@ class AsyncCommand:
             if barren:
                 # A server that drains ends streams early: come back, but not in a tight loop.
                 await _backend.sleep(0.2)
-
-
-def _placed(stream: str, at: int, data: bytes, status: StreamStatus | None) -> Iterator[OutputChunk]:
-    """Output with its offsets, where an answer goes on behind the gap without saying so."""
-    if status is not None and status.truncated and at < status.dropped_from < at + len(data):
-        cut = status.dropped_from - at
-        yield OutputChunk(stream, at, data[:cut])
-        yield OutputChunk(stream, status.dropped_to, data[cut:])
-    else:
-        if status is not None and status.truncated and status.dropped_from <= at < status.dropped_to:
-            at = status.dropped_to
-        yield OutputChunk(stream, at, data)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shlex
 from collections.abc import AsyncIterator, Sequence
 from types import TracebackType
 from typing import Any
@@ -52,9 +51,9 @@ class AsyncPty:
         """Starts a program on a terminal, or comes back to one."""
         params = query(cwd=cwd, user=user, cols=cols, rows=rows, command_id=command_id, offset=offset)
         if argv:
-            params["argv"] = shlex.join(argv)
+            params["argv"] = list(argv)
         url = "ws" + transport.endpoint.url.removeprefix("http")
-        url += path("sandboxes", sandbox_id, "pty") + "?" + urlencode(params)
+        url += path("sandboxes", sandbox_id, "pty") + "?" + urlencode(params, doseq=True)
         options: dict[str, Any] = {"ssl": transport.ssl} if transport.ssl is not None else {}
         try:
             socket = await _backend.connect(

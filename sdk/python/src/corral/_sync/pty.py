@@ -5,7 +5,6 @@
 from __future__ import annotations
 
 import json
-import shlex
 from collections.abc import Iterator, Sequence
 from types import TracebackType
 from typing import Any
@@ -54,9 +53,9 @@ class Pty:
         """Starts a program on a terminal, or comes back to one."""
         params = query(cwd=cwd, user=user, cols=cols, rows=rows, command_id=command_id, offset=offset)
         if argv:
-            params["argv"] = shlex.join(argv)
+            params["argv"] = list(argv)
         url = "ws" + transport.endpoint.url.removeprefix("http")
-        url += path("sandboxes", sandbox_id, "pty") + "?" + urlencode(params)
+        url += path("sandboxes", sandbox_id, "pty") + "?" + urlencode(params, doseq=True)
         options: dict[str, Any] = {"ssl": transport.ssl} if transport.ssl is not None else {}
         try:
             socket = _backend.connect(
