@@ -1,0 +1,9 @@
+#!/usr/bin/env bash
+# Builds `corral` in release mode and puts it beside the programs it starts.
+source "$(dirname "$0")/lib.sh"
+
+scripts/programs.sh
+say "building corral"
+cargo build --release --quiet -p corral
+install -D -m 0755 -t target/libexec "${CARGO_TARGET_DIR:-target}/release/corral"
+say "built target/libexec/corral"

@@ -1,0 +1,1 @@
+"""The blocking client, made from the asyncio one by ``tools/unasync.py``."""

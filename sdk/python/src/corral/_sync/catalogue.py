@@ -1,0 +1,234 @@
+"""Images, layers, environments, keys and nodes."""
+
+# Made from ../_async by tools/unasync.py; do not edit.
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from .. import _tar
+from .._errors import ConnectionFailed, ProtocolError, error_of
+from .._lines import LineSplitter
+from .._requests import Request, parse, path, query
+from .._retry import Repeat
+from .._types import (
+    EnvironmentRecord,
+    EnvironmentSpec,
+    ImageRecord,
+    ImportProgress,
+    KeyRecord,
+    LayerKind,
+    LayerRecord,
+    NewKey,
+    NodeStatus,
+    decode,
+    to_wire,
+)
+from . import _backend
+from ._transport import Transport, chunks
+
+OnProgress = Callable[[ImportProgress], None]
+_TAR = {"content-type": "application/x-tar"}
+
+
+def _file(source: str | os.PathLike[str]) -> Iterator[bytes]:
+    with open(source, "rb") as local:
+        while chunk := local.read(1 << 20):
+            yield chunk
+
+
+def _tar_of(source: str | os.PathLike[str]) -> Iterator[bytes]:
+    return _tar.pack(source) if os.path.isdir(source) else _file(source)
+
+
+def _import(transport: Transport, request: Request, on_progress: OnProgress | None) -> dict[str, Any]:
+    """Follows an import to its last line."""
+    lines = LineSplitter()
+    with transport.stream(request) as response:
+        for chunk in chunks(response, transport.endpoint.url):
+            for line in lines.feed(chunk):
+                if not line.strip():
+                    continue
+                event: dict[str, Any] = parse(line)
+                if event.get("event") == "failed":
+                    raise error_of(event.get("problem") or {})
+                if on_progress is not None:
+                    on_progress(decode(ImportProgress, event))
+                if event.get("event") in {"imported", "built"}:
+                    return event
+    raise ConnectionFailed("the import broke off before its end", retryable=True)
+
+
+class Images:
+    """Imported images."""
+
+    def __init__(self, transport: Transport) -> None:
+        self._transport = transport
+
+    def import_registry(
+        self,
+        reference: str,
+        *,
+        name: str | None = None,
+        username: str | None = None,
+        password: str | None = None,
+        platform: str | None = None,
+        plain_http: bool = False,
+        on_progress: OnProgress | None = None,
+    ) -> ImageRecord:
+        """Imports an image from a registry, such as ``registry.example:5000/team/image:tag``."""
+        body: dict[str, Any] = {"reference": reference}
+        body |= {
+            key: value
+            for key, value in {
+                "name": name,
+                "username": username,
+                "password": password,
+                "platform": platform,
+                "plain_http": plain_http or None,
+            }.items()
+            if value is not None
+        }
+        request = Request("POST", "/v1/images:import", json=body, read_timeout=None)
+        return self._record(_import(self._transport, request, on_progress))
+
+    def import_file(
+        self,
+        source: str | os.PathLike[str],
+        name: str,
+        *,
+        kind: str = "auto",
+        platform: str | None = None,
+        on_progress: OnProgress | None = None,
+    ) -> ImageRecord:
+        """Imports an image from a local ``docker save`` archive, OCI layout, root file system tar, or directory.
+
+        ``kind`` is ``auto``, ``archive`` or ``rootfs``; a directory that is an OCI layout is told by its content.
+        """
+        request = Request(
+            "PUT",
+            path("images", name),
+            params=query(kind=kind, platform=platform),
+            body=lambda: _backend.from_iterator(lambda: _tar_of(source)),
+            headers=_TAR,
+            read_timeout=None,
+        )
+        return self._record(_import(self._transport, request, on_progress))
+
+    @staticmethod
+    def _record(event: dict[str, Any]) -> ImageRecord:
+        if "image" not in event:
+            raise ProtocolError("the import ended without an image")
+        return decode(ImageRecord, event["image"])
+
+    def list(self) -> list[ImageRecord]:
+        """The images, by name."""
+        listed = self._transport.json(Request("GET", path("images")))
+        return [decode(ImageRecord, image) for image in listed["images"]]
+
+    def get(self, name: str) -> ImageRecord:
+        """An image by its name."""
+        return decode(ImageRecord, self._transport.json(Request("GET", path("images", name))))
+
+    def delete(self, name: str) -> None:
+        """Deletes an image."""
+        self._transport.send(Request("DELETE", path("images", name), gone_is_done=True))
+
+
+class Layers:
+    """Stored layers."""
+
+    def __init__(self, transport: Transport) -> None:
+        self._transport = transport
+
+    def build(
+        self,
+        source: str | os.PathLike[str],
+        *,
+        kind: LayerKind | str,
+        at: str,
+        on_progress: OnProgress | None = None,
+    ) -> LayerRecord:
+        """Builds a ``workspace`` or ``toolkit`` layer from a local directory or tar file.
+
+        ``at`` is the absolute path of its content inside the sandbox.
+        """
+        request = Request(
+            "PUT",
+            path("layers"),
+            params=query(kind=str(kind), at=at),
+            body=lambda: _backend.from_iterator(lambda: _tar_of(source)),
+            headers=_TAR,
+            read_timeout=None,
+        )
+        event = _import(self._transport, request, on_progress)
+        return decode(LayerRecord, event.get("layer"))
+
+    def list(self) -> list[LayerRecord]:
+        """The layers, by digest."""
+        listed = self._transport.json(Request("GET", path("layers")))
+        return [decode(LayerRecord, layer) for layer in listed["layers"]]
+
+    def delete(self, digest: str) -> None:
+        """Deletes a layer that nothing uses."""
+        self._transport.send(Request("DELETE", path("layers", digest), gone_is_done=True))
+
+
+class Environments:
+    """Named environments."""
+
+    def __init__(self, transport: Transport) -> None:
+        self._transport = transport
+
+    def put(self, name: str, spec: EnvironmentSpec) -> EnvironmentRecord:
+        """Stores an environment under a name, in place of the one there."""
+        request = Request("PUT", path("environments", name), json=to_wire(spec))
+        return decode(EnvironmentRecord, self._transport.json(request))
+
+    def get(self, name: str) -> EnvironmentRecord:
+        """An environment by its name."""
+        return decode(EnvironmentRecord, self._transport.json(Request("GET", path("environments", name))))
+
+    def list(self) -> list[EnvironmentRecord]:
+        """The environments, by name."""
+        listed = self._transport.json(Request("GET", path("environments")))
+        return [decode(EnvironmentRecord, item) for item in listed["environments"]]
+
+    def delete(self, name: str) -> None:
+        """Deletes an environment; its image and layers stay."""
+        self._transport.send(Request("DELETE", path("environments", name), gone_is_done=True))
+
+
+class Keys:
+    """API keys."""
+
+    def __init__(self, transport: Transport) -> None:
+        self._transport = transport
+
+    def create(self, name: str) -> NewKey:
+        """Makes a key; its text is shown only now."""
+        request = Request("POST", path("keys"), json={"name": name}, repeat=Repeat.REFUSED)
+        return decode(NewKey, self._transport.json(request))
+
+    def list(self) -> list[KeyRecord]:
+        """The keys, by id."""
+        listed = self._transport.json(Request("GET", path("keys")))
+        return [decode(KeyRecord, key) for key in listed["keys"]]
+
+    def delete(self, key_id: str) -> None:
+        """Deletes a key."""
+        self._transport.send(Request("DELETE", path("keys", key_id), gone_is_done=True))
+
+
+class Nodes:
+    """The machines sandboxes run on."""
+
+    def __init__(self, transport: Transport) -> None:
+        self._transport = transport
+
+    def list(self) -> list[NodeStatus]:
+        """The nodes, by id."""
+        listed = self._transport.json(Request("GET", path("nodes")))
+        return [decode(NodeStatus, node) for node in listed["nodes"]]
