@@ -55,7 +55,8 @@ def test_open_routes(server: Server) -> None:
     [b"", b"{", b"nul", b"[]", b'"x"', b'{"environment": 1}', b'{"environment": "bb", "colour": "red"}',
      b'{"environment": "bb"}}', b'{"limits": {"memory_mib": -1}}', b'{"limits": {"memory_mib": 1e99}}',
      b'{"environment": "bb", "env": {"A=B": "x"}}', b'{"environment": "bb", "hostname": "-"}',
-     b'{"environment": "bb", "spec": {"base": "bb"}}', b"{}", b"\xff\xfe", b'{"environment": "' + b"x" * 100_000 + b'"}',
+     b'{"environment": "bb", "spec": {"base": "bb"}}', b"{}", b"\xff\xfe",
+     b'{"environment": "' + b"x" * 100_000 + b'"}',
      b'{"environment": "bb", "labels": {"' + b"k" * 200 + b'": ""}}', b"[" * 100_000],
 )  # fmt: skip
 def test_bodies_that_make_no_sense(http: httpx.Client, bb: str, body: bytes) -> None:

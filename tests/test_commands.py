@@ -243,9 +243,8 @@ def test_a_sessions_step_runs_once(box: corral.Sandbox) -> None:
 
 def test_output_cannot_forge_a_sessions_status(box: corral.Sandbox) -> None:
     with box.session() as shell:
-        result = shell.run(
-            "for fd in 3 4 5 6 7 8 9; do eval \"printf '0\\\\n' >&$fd\" 2>/dev/null; done; exit_with() { return 4; }; exit_with"
-        )
+        forge = "for fd in 3 4 5 6 7 8 9; do eval \"printf '0\\\\n' >&$fd\" 2>/dev/null; done"
+        result = shell.run(f"{forge}; end() {{ return 4; }}; end")
         assert result.exit_code == 4
 
 

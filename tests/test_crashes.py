@@ -1,4 +1,4 @@
-"""kill -9 of the daemon, of the keepers, of both, and a damaged ledger: nothing lost, nothing doubled, nothing leaked."""
+"""kill -9 of the daemon, the keepers, or both, and a damaged ledger: nothing lost, doubled or leaked."""
 
 from __future__ import annotations
 
@@ -47,6 +47,14 @@ def node(tmp_path: Path) -> Iterator[tuple[Server, corral.Client]]:
 
 def live(client: corral.Client) -> dict[str, corral.Sandbox]:
     return {s.id: s for s in client.sandboxes.list() if s.state != State.ENDED}
+
+
+def said(command: corral.Command) -> None:
+    until(lambda: command.output() == b"said\n", 30)
+
+
+def gone(box: corral.Sandbox) -> None:
+    until(lambda: box.refresh().state == State.ENDED, 60)
 
 
 def host_and_list_agree(server: Server, client: corral.Client) -> None:
@@ -171,11 +179,11 @@ def test_the_keepers_die(tmp_path: Path) -> None:
         boxes = [client.sandboxes.create("bb", limits=SMALL) for _ in range(5)]
         commands = [box.start("echo said; sleep 1000") for box in boxes]
         for command in commands:
-            until(lambda command=command: command.output() == b"said\n", 30)
+            said(command)
         for pid in server.keepers():
             os.kill(pid, signal.SIGKILL)
         for box, command in zip(boxes, commands, strict=True):
-            until(lambda box=box: box.refresh().state == State.ENDED, 60)
+            gone(box)
             assert box.status.end is not None
             assert (box.status.end.reason, box.status.end.infra_failed) == ("keeper_lost", True)
             assert command.output() == b"said\n", "what it wrote stays"
@@ -188,14 +196,14 @@ def test_both_die(tmp_path: Path) -> None:
     with node(tmp_path) as (server, client):
         boxes = [client.sandboxes.create("bb", limits=SMALL) for _ in range(5)]
         command = boxes[0].start("echo said; sleep 1000")
-        until(lambda: command.output() == b"said\n", 30)
+        said(command)
         keepers = server.keepers()
         server.kill()
         for pid in keepers:
             os.kill(pid, signal.SIGKILL)
         server.start()
         for box in boxes:
-            until(lambda box=box: box.refresh().state == State.ENDED, 60)
+            gone(box)
             assert box.status.end is not None
             assert box.status.end.infra_failed
         end = command.refresh().end
