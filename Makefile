@@ -27,4 +27,4 @@ bench: build ## Measure (root)
 	@.venv/bin/python bench/run.py $(ARGS)
 
 clean: ## Remove what was built; caches of downloads stay in target/demo and target/tests
-	@cargo clean --quiet --release && rm -rf target/static target/libexec .venv
+	@cargo clean --quiet --release && rm -rf target/static target/static-init target/libexec .venv

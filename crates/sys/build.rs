@@ -6,5 +6,7 @@ fn main() {
         println!("cargo::rustc-link-arg-bin=corral-init=-nostartfiles");
         println!("cargo::rustc-link-arg-bin=corral-init=-nostdlib");
         println!("cargo::rustc-link-arg-bin=corral-init=-Wl,--build-id=none,-z,norelro,-z,noseparate-code");
+        // In the stack's 512 GiB, so that both share a page of the page table.
+        println!("cargo::rustc-link-arg-bin=corral-init=-Wl,--image-base=0x7f9000000000");
     }
 }

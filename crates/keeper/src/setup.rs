@@ -53,9 +53,15 @@ pub struct Hidden {
 }
 
 impl Hidden {
-    /// Looks below the keeper's own /proc and /sys.
+    /// Looks below the keeper's own /proc. What only the host's root may open needs no hiding: the sandbox's root is
+    /// another user, and its capabilities do not reach files of users it has not.
     pub fn observe() -> Self {
-        let exists = |path: &&&'static str| std::path::Path::new("/").join(path).symlink_metadata().is_ok();
+        use std::os::unix::fs::PermissionsExt;
+        const OTHERS: u32 = 0o007;
+        let exists = |path: &&&'static str| {
+            let found = std::path::Path::new("/").join(path).symlink_metadata();
+            found.is_ok_and(|m| m.permissions().mode() & OTHERS != 0)
+        };
         Self {
             files: HIDDEN_FILES.iter().filter(exists).copied().collect(),
             dirs: HIDDEN_DIRS.iter().filter(exists).copied().collect(),

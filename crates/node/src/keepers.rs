@@ -9,9 +9,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use tokio::sync::mpsc;
 
-/// Sandboxes one keeper gets while another could be started instead: half of what it may hold, so that forks stay quick
-/// and one death ends fewer sandboxes.
-const COMFORTABLE: usize = corral_keeper::protocol::MAX_SANDBOXES / 2;
+/// Sandboxes one keeper gets before another is started: less than it may hold, since the counts here run ahead of its.
+const COMFORTABLE: usize = corral_keeper::protocol::MAX_SANDBOXES * 3 / 4;
 
 /// One keeper's place.
 #[derive(Debug)]
@@ -152,7 +151,7 @@ impl Keepers {
     /// The keeper that takes the next sandbox; its count is raised.
     pub fn choose(&self) -> Arc<Keeper> {
         let load = |k: &Arc<Keeper>| k.live.load(Ordering::Relaxed);
-        let running = self.keepers.iter().filter(|k| k.index < 2 || k.link().is_some()).min_by_key(|k| load(k));
+        let running = self.keepers.iter().filter(|k| k.index < 2 || load(k) > 0 || k.link().is_some()).min_by_key(|k| load(k));
         let least = self.keepers.iter().min_by_key(|k| load(k));
         let chosen = match (running, least) {
             (Some(running), _) if load(running) < COMFORTABLE => running,
