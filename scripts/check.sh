@@ -8,11 +8,12 @@ cargo fmt --all --check
 say "clippy"
 cargo clippy --workspace --all-targets --quiet -- -D warnings
 say "ruff"
-$python -m ruff check --quiet sdk/python tests demo
-$python -m ruff format --quiet --check sdk/python tests demo
+$python -m ruff check --quiet sdk/python tests demo bench
+$python -m ruff format --quiet --check sdk/python tests demo bench
 say "mypy"
 (cd sdk/python && $python -m mypy)
 $python -m mypy --config-file tests/mypy.ini tests demo
+(cd bench && $root/.venv/bin/python -m mypy --strict run.py)
 say "unit tests of the SDK"
 (cd sdk/python && $python -m pytest -q)
 say "documents"

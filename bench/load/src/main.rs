@@ -117,6 +117,8 @@ impl Load {
             let made = c.json(Method::POST, &format!("/containers/{id}/exec"), Some(&body)).await?;
             let exec = made["Id"].as_str().context("no id")?;
             c.call(Method::POST, &format!("/exec/{exec}/start"), Some(&json!({"Detach": false, "Tty": false}))).await?;
+            // The engine takes a connection over for a command's streams and closes it at their end.
+            *c = Connection::open(&self.target).await?;
             let status = c.json(Method::GET, &format!("/exec/{exec}/json"), None).await?;
             anyhow::ensure!(status["ExitCode"] == 0, "the command failed: {status}");
             return Ok(());

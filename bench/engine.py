@@ -1,0 +1,144 @@
+"""The peer: Debian's Docker engine with a data root and sockets of its own, no network, cgroups beside ours."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import shutil
+import socket
+import subprocess
+import time
+from pathlib import Path
+
+import host
+from process import Failed, kill_mentioning, run, say, stop
+
+CGROUP = "corral-bench-docker"
+
+
+class Engine:
+    """A `dockerd` that is started for the bench and ended with it."""
+
+    def __init__(self, load: Path, directory: Path, archive: Path) -> None:
+        self.load, self.directory, self.archive = load, directory, archive
+        self.socket = directory / "docker.sock"
+        self.process: subprocess.Popen[bytes] | None = None
+        self.version = ""
+
+    def start(self) -> None:
+        """Installs and starts it, unless it runs, and imports the image."""
+        if self.process is not None:
+            return
+        install()
+        self.directory.mkdir(parents=True, exist_ok=True)
+        with open(self.directory / "dockerd.log", "ab") as log:
+            self.process = subprocess.Popen(
+                [
+                    "dockerd",
+                    f"--data-root={self.directory / 'data'}",
+                    f"--exec-root={self.directory / 'exec'}",
+                    f"--pidfile={self.directory / 'pid'}",
+                    f"--host=unix://{self.socket}",
+                    f"--cgroup-parent={CGROUP}",
+                    "--exec-opt=native.cgroupdriver=cgroupfs",
+                    "--bridge=none",
+                    "--iptables=false",
+                    "--ip-forward=false",
+                    "--storage-driver=overlay2",
+                ],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
+        for _ in range(300):
+            if self.process.poll() is not None:
+                words = (self.directory / "dockerd.log").read_text().strip().splitlines()[-2:]
+                raise Failed(f"dockerd ended: {' / '.join(words)}")
+            try:
+                self.version = json.loads(self.call("GET", "/version"))["Version"]
+                break
+            except OSError:
+                time.sleep(0.2)
+        else:
+            raise Failed("dockerd did not answer within 60 s")
+        say(f"dockerd {self.version} runs; importing the image")
+        self.call("POST", "/images/create?fromSrc=-&repo=bench&tag=latest", self.archive.read_bytes())
+
+    def call(self, method: str, path: str, body: bytes | None = None) -> bytes:
+        """One request; an error status is a failure."""
+        connection = _UnixConnection(self.socket)
+        try:
+            connection.request(method, path, body, {"content-type": "application/x-tar"} if body else {})
+            answer = connection.getresponse()
+            content = answer.read()
+            if answer.status >= 400:
+                raise Failed(f"docker {method} {path}: {answer.status}: {content.decode(errors='replace')}")
+            return content
+        finally:
+            connection.close()
+
+    def measure(self, what: str, *numbers: int, timeout: float) -> dict[str, float]:
+        """Runs the load program; its numbers."""
+        self.start()
+        try:
+            out = run([self.load, f"--docker={self.socket}", what, *map(str, numbers)], timeout)
+        except Failed:
+            self._remove_containers()
+            raise
+        return dict(json.loads(out))
+
+    def _remove_containers(self) -> None:
+        for container in json.loads(self.call("GET", "/containers/json?all=true")):
+            self.call("DELETE", f"/containers/{container['Id']}?force=true")
+
+    def remove(self) -> None:
+        """Ends it with its containers, mounts and cgroups, and removes its data."""
+        if self.process is None:
+            return
+        try:
+            if self.process.poll() is None:
+                self._remove_containers()
+        except (Failed, OSError) as failure:
+            say(f"containers could not be removed by the engine: {failure}")
+        finally:
+            stop(self.process, 30)
+            self.process = None
+            kill_mentioning(f"{self.directory}/")
+            host.release(self.directory, CGROUP)
+            shutil.rmtree(self.directory, ignore_errors=True)
+
+
+class _UnixConnection(http.client.HTTPConnection):
+    def __init__(self, path: Path) -> None:
+        super().__init__("localhost", timeout=60)
+        self.path = path
+
+    def connect(self) -> None:
+        self.sock = socket.socket(socket.AF_UNIX)
+        self.sock.settimeout(self.timeout)
+        self.sock.connect(str(self.path))
+
+
+def install() -> None:
+    """Installs Debian's engine where it is missing, without starting its service."""
+    if shutil.which("dockerd"):
+        return
+    if not shutil.which("apt-get"):
+        raise Failed("dockerd is missing: install the Docker engine")
+    say("installing docker.io")
+    policy = Path("/usr/sbin/policy-rc.d")
+    ours = not policy.exists()
+    if ours:
+        policy.write_text("#!/bin/sh\nexit 101\n")
+        policy.chmod(0o755)
+    try:
+        quiet = {"DEBIAN_FRONTEND": "noninteractive"}
+        run(["apt-get", "update", "-qq"], 300, quiet)
+        run(["apt-get", "install", "-y", "-qq", "--no-install-recommends", "docker.io"], 600, quiet)
+    finally:
+        if ours:
+            policy.unlink()
+    if not shutil.which("dockerd", path=os.environ.get("PATH", "") + ":/usr/sbin"):
+        raise Failed("docker.io was installed, but there is no dockerd")
