@@ -6,6 +6,7 @@ import contextlib
 import io
 import json
 import os
+import select
 import shutil
 import signal
 import socket
@@ -25,6 +26,9 @@ ROOT = Path(__file__).resolve().parent.parent
 PROGRAM = Path(os.environ.get("CORRAL_BIN", ROOT / "target" / "release" / "corral"))
 LIBEXEC = Path(os.environ.get("CORRAL_LIBEXEC", ROOT / "target" / "libexec"))
 DISK = Path(os.environ.get("CORRAL_TEST_DIR", "/var/tmp"))
+
+START_SECONDS = 60
+"""A node that takes over hundreds of sandboxes is ready long before."""
 
 T = TypeVar("T")
 
@@ -83,9 +87,11 @@ class Server:
                 start_new_session=True,
             )
         assert self.process.stdout is not None
-        line = self.process.stdout.readline()
+        readable, _, _ = select.select([self.process.stdout], [], [], START_SECONDS)
+        line = self.process.stdout.readline() if readable else b""
         if not line:
-            raise RuntimeError(f"corral up did not start:\n{self.tail()}")
+            why = "ended" if readable else f"was not ready within {START_SECONDS} s"
+            raise RuntimeError(f"corral up {why}:\n{self.tail()}")
         ready = json.loads(line)
         self.node_id, self.data = ready["node_id"], Path(ready["data_dir"])
         self.key = self.key or ready["key"]
@@ -136,15 +142,25 @@ class Server:
             base_url=self.url, headers={"authorization": f"Bearer {self.key}"}, timeout=60, trust_env=False
         )
 
+    def answers(self) -> bool:
+        """Whether the daemon is there for requests."""
+        try:
+            return httpx.get(f"{self.url}/readyz", timeout=5, trust_env=False).status_code == 200
+        except httpx.TransportError:
+            return False
+
     def end(self) -> None:
         """Removes every sandbox, stops the daemon and its keepers, and the directory."""
         if self.process is not None and self.process.poll() is None:
-            if not self.ephemeral:
-                with self.client() as client:
-                    for sandbox in list(client.sandboxes.list()):
-                        if sandbox.state != "ended":
-                            sandbox.delete()
-            self.stop()
+            if self.answers():
+                if not self.ephemeral:
+                    with self.client() as client:
+                        for sandbox in list(client.sandboxes.list()):
+                            if sandbox.state != "ended":
+                                sandbox.delete()
+                self.stop()
+            else:
+                self.kill()
         for pid in self.keepers():
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGTERM)

@@ -54,16 +54,14 @@ impl Core {
         self: &Arc<Self>,
         live: Vec<SandboxRecord>,
         rebooted: bool,
-        notices: &mut mpsc::UnboundedReceiver<(usize, Notice)>,
-    ) -> Result<Adopted, RuntimeError> {
+        mut notices: mpsc::UnboundedReceiver<(usize, Notice)>,
+    ) -> Result<(Adopted, tokio::task::JoinHandle<()>), RuntimeError> {
         for keeper in self.keepers.all() {
             self.keepers.reconnect(keeper).await?;
         }
         let mut held = Held::default();
-        // Each connection's notices were forwarded before or shortly after its greeting returned.
-        while let Ok(Some((keeper, notice))) =
-            tokio::time::timeout(std::time::Duration::from_millis(100), notices.recv()).await
-        {
+        // What a keeper holds is in the queue when its greeting returns.
+        while let Ok((keeper, notice)) = notices.try_recv() {
             match notice {
                 Notice::Sandbox(n) => {
                     held.sandboxes.insert(n.sandbox.clone(), (keeper, n));
@@ -78,7 +76,7 @@ impl Core {
         }
         self.reserve_slots(&live.iter().map(|r| r.slot).collect::<BTreeSet<_>>());
         let mut result = Adopted::default();
-        let mut endings = tokio::task::JoinSet::new();
+        let mut endings = Vec::new();
         for record in live {
             let id = record.id.clone();
             let found = held.sandboxes.remove(&id);
@@ -87,13 +85,14 @@ impl Core {
             match end {
                 Some(end) => {
                     result.ended += 1;
-                    let this = self.clone();
-                    endings.spawn(async move { this.end(&sandbox, end).await });
+                    endings.push((sandbox, end));
                 }
                 None => result.adopted += 1,
             }
         }
-        while endings.join_next().await.is_some() {}
+        // From here on the keepers are listened to: an end waits for what they tell of it.
+        let hearing = tokio::spawn(self.clone().hear(notices));
+        futures_util::future::join_all(endings.iter().map(|(sandbox, end)| self.end(sandbox, end.clone()))).await;
         for (id, (keeper, notice)) in held.sandboxes {
             self.remove_stranger(&id, Some((keeper, &notice))).await;
             result.removed += 1;
@@ -103,7 +102,7 @@ impl Core {
             self.remove_stranger(&id, None).await;
             result.removed += 1;
         }
-        Ok(result)
+        Ok((result, hearing))
     }
 
     async fn adopt_one(
@@ -126,9 +125,12 @@ impl Core {
                 Some(EndStatus::new(EndReason::Stopped, "it was being stopped when the node agent was restarted"))
             }
             (_, Some((_, notice))) => {
+                // Choosing looks at every sandbox, this one included: before its lock is taken.
+                let cpus = sandbox.lock().record.spec.limits.cpus;
+                let affinity = self.choose_cores(cpus);
                 let mut inner = sandbox.lock();
                 inner.init = notice.pid;
-                inner.affinity = self.choose_cores(inner.record.spec.limits.cpus);
+                inner.affinity = affinity;
                 inner.oom_seen = self.containers.cgroups().oom_kills(sandbox.id.as_str());
                 drop(inner);
                 if let Some(exit) = notice.exit {

@@ -111,16 +111,8 @@ impl Keepers {
     }
 
     async fn connect(&self, keeper: &Keeper) -> Result<(), RuntimeError> {
-        let (send, mut receive) = mpsc::unbounded_channel();
         let (all, index) = (self.notices.clone(), keeper.index);
-        tokio::spawn(async move {
-            while let Some(notice) = receive.recv().await {
-                if all.send((index, notice)).is_err() {
-                    break;
-                }
-            }
-        });
-        let link = KeeperLink::connect(&keeper.socket, send).await?;
+        let link = KeeperLink::connect(&keeper.socket, move |notice| all.send((index, notice)).is_ok()).await?;
         *keeper.lock() = Some(Arc::new(link));
         Ok(())
     }
@@ -151,7 +143,8 @@ impl Keepers {
     /// The keeper that takes the next sandbox; its count is raised.
     pub fn choose(&self) -> Arc<Keeper> {
         let load = |k: &Arc<Keeper>| k.live.load(Ordering::Relaxed);
-        let running = self.keepers.iter().filter(|k| k.index < 2 || load(k) > 0 || k.link().is_some()).min_by_key(|k| load(k));
+        let running =
+            self.keepers.iter().filter(|k| k.index < 2 || load(k) > 0 || k.link().is_some()).min_by_key(|k| load(k));
         let least = self.keepers.iter().min_by_key(|k| load(k));
         let chosen = match (running, least) {
             (Some(running), _) if load(running) < COMFORTABLE => running,

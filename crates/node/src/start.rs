@@ -97,7 +97,7 @@ impl Node {
         let layers_config =
             LayersConfig { plain_http_hosts: config.plain_http_hosts.clone(), ..LayersConfig::default() };
         let layers = LayerStore::open(data.join("layers"), layers_config).map_err(StartError::Layers)?;
-        let (send, mut notices) = mpsc::unbounded_channel();
+        let (send, notices) = mpsc::unbounded_channel();
         let keepers = Keepers::new(programs, &data.join("run"), config.max_live, send);
         let core = Arc::new(Core::new(Parts {
             id,
@@ -108,9 +108,9 @@ impl Node {
             layers,
             last_event,
         }));
-        let adopted = core.adopt(live, rebooted, &mut notices).await.map_err(StartError::Runtime)?;
+        let (adopted, hearing) = core.adopt(live, rebooted, notices).await.map_err(StartError::Runtime)?;
         tracing::info!(?adopted, "the node is ready");
-        let tasks = vec![tokio::spawn(core.clone().hear(notices)), tokio::spawn(core.clone().keep_up())];
+        let tasks = vec![hearing, tokio::spawn(core.clone().keep_up())];
         Ok(NodeHandle { core, tasks })
     }
 }

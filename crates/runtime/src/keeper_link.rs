@@ -12,7 +12,7 @@ use std::sync::Arc;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
 use tokio::io::unix::AsyncFd;
-use tokio::sync::{mpsc, oneshot};
+use tokio::sync::oneshot;
 
 /// What a keeper tells unasked.
 #[derive(Debug)]
@@ -42,11 +42,15 @@ fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
 }
 
 impl KeeperLink {
-    /// Connects and greets. Everything the keeper holds is in `notices` when this returns.
+    /// Connects and greets. `hear` is given every notice and tells whether more are wanted; everything the keeper holds
+    /// was given to it when this returns.
     ///
     /// # Errors
     /// When nobody listens, or the keeper speaks another version.
-    pub async fn connect(path: &Path, notices: mpsc::UnboundedSender<Notice>) -> Result<Self, RuntimeError> {
+    pub async fn connect(
+        path: &Path,
+        hear: impl Fn(Notice) -> bool + Send + Sync + 'static,
+    ) -> Result<Self, RuntimeError> {
         let failed = |e: Errno| RuntimeError::host("connect to the keeper at", path, e);
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
         let socket =
@@ -57,7 +61,7 @@ impl KeeperLink {
         let socket = AsyncFd::new(socket).map_err(|e| RuntimeError::host("wait for", path, e))?;
         let socket = Arc::new(socket);
         let waiting = Arc::new(Mutex::new(Some(Waiting::new())));
-        let reader = tokio::spawn(read_all(socket.clone(), waiting.clone(), notices));
+        let reader = tokio::spawn(read_all(socket.clone(), waiting.clone(), hear));
         let link = Self { socket, waiting, next: AtomicU64::new(1), sending: tokio::sync::Mutex::new(()), reader };
         match link.call(Request::Hello { version: VERSION }, &[]).await?.0 {
             Reply::Hello { version: VERSION } => Ok(link),
@@ -134,7 +138,7 @@ impl Drop for KeeperLink {
 async fn read_all(
     socket: Arc<AsyncFd<OwnedFd>>,
     waiting: Arc<Mutex<Option<Waiting>>>,
-    notices: mpsc::UnboundedSender<Notice>,
+    hear: impl Fn(Notice) -> bool + Send + Sync,
 ) {
     let mut buffer = vec![0; MAX_MESSAGE];
     'connected: loop {
@@ -161,8 +165,8 @@ async fn read_all(
                     }
                     true
                 }
-                Message::Sandbox(notice) => notices.send(Notice::Sandbox(notice)).is_ok(),
-                Message::Command(notice) => notices.send(Notice::Command(notice)).is_ok(),
+                Message::Sandbox(notice) => hear(Notice::Sandbox(notice)),
+                Message::Command(notice) => hear(Notice::Command(notice)),
             };
             if !told {
                 break 'connected;
@@ -172,5 +176,5 @@ async fn read_all(
     }
     // Dropping the senders wakes everyone who waits.
     lock(&waiting).take();
-    notices.send(Notice::Lost).unwrap_or(());
+    hear(Notice::Lost);
 }

@@ -50,7 +50,7 @@ impl Host {
         let socket = dir.path().join("keeper.sock");
         let process = start(&Programs::find().unwrap(), &socket).await.unwrap();
         let (send, notices) = mpsc::unbounded_channel();
-        let keeper = KeeperLink::connect(&socket, send).await.unwrap();
+        let keeper = KeeperLink::connect(&socket, move |notice| send.send(notice).is_ok()).await.unwrap();
         Self { dir, rootfs, containers: Some(Arc::new(containers)), keeper, process, notices, node }
     }
 

@@ -38,6 +38,18 @@ def test_create_is_retried_under_one_key_until_it_succeeds() -> None:
     assert server.calls[0].headers["authorization"] == "Bearer corral_k"
 
 
+def test_a_sandbox_that_never_ran_is_made_anew() -> None:
+    end = {"reason": "start_failed", "cause": "platform", "infra_failed": True}
+    dead = Answer(200, SANDBOX | {"state": "ended", "end": end})
+    with gateway(dead, Answer(201, SANDBOX)) as server, client(server) as c:
+        assert c.sandboxes.create("python").state == corral.State.RUNNING
+    first, second = (call.headers["idempotency-key"] for call in server.calls)
+    assert first != second
+    with gateway(dead) as server, client(server) as c, pytest.raises(corral.SandboxEnded) as caught:
+        c.sandboxes.create("python", idempotency_key="mine")
+    assert (caught.value.kind, caught.value.infra_failed, len(server.calls)) == ("start_failed", True, 1)
+
+
 def test_two_creates_have_two_keys() -> None:
     with gateway(Answer(201, SANDBOX)) as server, client(server) as c:
         for _ in range(2):

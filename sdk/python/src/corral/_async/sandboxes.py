@@ -6,7 +6,7 @@ import uuid
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from typing import Any
 
-from .._errors import CorralError, ProtocolError, error_of
+from .._errors import CorralError, ProtocolError, SandboxEnded, error_of
 from .._requests import Request, path, query
 from .._retry import Attempts, Repeat
 from .._types import EnvironmentSpec, Limits, SandboxSpec, SandboxStatus, State, decode
@@ -57,14 +57,23 @@ class AsyncSandboxes:
             auto_resume=auto_resume,
             allow_setuid=allow_setuid,
         )
-        request = Request(
-            "POST",
-            path("sandboxes"),
-            json=wanted.to_wire(),
-            headers={"idempotency-key": idempotency_key or uuid.uuid4().hex},
-            read_timeout=600,
-        )
-        return self._sandbox(await self._transport.json(request))
+        attempts = Attempts(self._transport.retry)
+        while True:
+            request = Request(
+                "POST",
+                path("sandboxes"),
+                json=wanted.to_wire(),
+                headers={"idempotency-key": idempotency_key or uuid.uuid4().hex},
+                read_timeout=600,
+            )
+            made = self._started(await self._transport.json(request))
+            if isinstance(made, AsyncSandbox):
+                return made
+            # That one is gone for good: under a key of the client's own choice another may be made.
+            wait = attempts.wait() if idempotency_key is None else None
+            if wait is None:
+                raise made
+            await _backend.sleep(wait)
 
     async def create_many(
         self,
@@ -114,8 +123,21 @@ class AsyncSandboxes:
 
     def _item(self, item: Mapping[str, Any]) -> AsyncSandbox | CorralError:
         if "sandbox" in item:
-            return self._sandbox(item["sandbox"])
+            return self._started(item["sandbox"])
         return error_of(item.get("problem") or {})
+
+    def _started(self, data: Any) -> AsyncSandbox | CorralError:
+        """A created sandbox; one that ended before it ever ran, as after a crash of its node, is a failure."""
+        sandbox = self._sandbox(data)
+        end = sandbox.status.end
+        if sandbox.state != State.ENDED or end is None or sandbox.status.started_at is not None:
+            return sandbox
+        return SandboxEnded(
+            f"the sandbox ended before it ran: {end.message or end.reason}",
+            kind=str(end.reason),
+            infra_failed=end.infra_failed,
+            sandbox_id=sandbox.id,
+        )
 
     def _sandbox(self, data: Any) -> AsyncSandbox:
         return AsyncSandbox(self._transport, decode(SandboxStatus, data))

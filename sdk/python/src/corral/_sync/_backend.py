@@ -9,7 +9,8 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
 
 import httpx
-from websockets.sync.client import ClientConnection, connect
+from websockets.sync.client import ClientConnection
+from websockets.sync.client import connect as _connect
 
 T = TypeVar("T")
 
@@ -34,6 +35,11 @@ def from_iterator(make: Callable[[], Iterator[bytes]]) -> Iterator[bytes]:
 def http_transport(**options: Any) -> httpx.HTTPTransport:
     """A transport with its own pool of connections."""
     return httpx.HTTPTransport(**options)
+
+
+def connect(url: str, **options: Any) -> ClientConnection:
+    """Opens a WebSocket that its owner closes."""
+    return _connect(url, **options).__enter__()
 
 
 def receive(socket: ClientConnection, timeout: float | None) -> str | bytes:
