@@ -113,16 +113,7 @@ impl Filter {
         for request in [libc::TIOCSTI, libc::TIOCLINUX] {
             refuse_when(libc::SYS_ioctl, 1, Len::Dword, Op::Eq, request)?;
         }
-        let filter = SeccompFilter::new(
-            rules,
-            SeccompAction::Allow,
-            SeccompAction::Errno(libc::EPERM as u32),
-            TargetArch::x86_64,
-        )
-        .map_err(FilterError)?;
-        let program: BpfProgram = filter.try_into().map_err(FilterError)?;
-        let refused = program.iter().map(|i| Instruction { code: i.code, jt: i.jt, jf: i.jf, k: i.k });
-        Ok(Self(unknown_calls().into_iter().chain(refused).collect()))
+        Ok(Self(unknown_calls().into_iter().chain(by_range(rules)?).collect()))
     }
 
     /// Loads it into the calling thread.
@@ -132,6 +123,39 @@ impl Filter {
     pub fn load(&self) -> Result<(), Errno> {
         seccomp::load(&self.0)
     }
+}
+
+/// The rules as several programs, each for a range of call numbers, behind jumps to the right one.
+///
+/// Loading a filter, the kernel runs it once for every call number to learn which need no filter at all. In one list a
+/// number passes all rules before it, and a load takes 190 µs, for every process started; in ranges a fraction of that.
+fn by_range(rules: BTreeMap<i64, Vec<SeccompRule>>) -> Result<Vec<Instruction>, FilterError> {
+    const RANGES: usize = 8;
+    const JUMP: u16 = 0x05;
+    const JUMP_GREATER_EQUAL: u16 = 0x35;
+    let per_range = rules.len().div_ceil(RANGES);
+    let mut rest = rules;
+    let mut programs: Vec<(u32, Vec<Instruction>)> = Vec::new();
+    while let Some((&first, _)) = rest.first_key_value() {
+        let next = rest.keys().nth(per_range).copied();
+        let later = next.map_or_else(BTreeMap::new, |next| rest.split_off(&next));
+        let refuse = SeccompAction::Errno(libc::EPERM as u32);
+        let filter = SeccompFilter::new(rest, SeccompAction::Allow, refuse, TargetArch::x86_64).map_err(FilterError)?;
+        let program: BpfProgram = filter.try_into().map_err(FilterError)?;
+        let program = program.iter().map(|i| Instruction { code: i.code, jt: i.jt, jf: i.jf, k: i.k }).collect();
+        programs.push((first as u32, program));
+        rest = later;
+    }
+    // The accumulator holds the call number. The highest range is asked for first; what is left falls into the lowest.
+    let mut all = Vec::new();
+    let jumps = (programs.len() - 1) * 2;
+    for (index, (first, _)) in programs.iter().enumerate().skip(1).rev() {
+        all.push(Instruction { code: JUMP_GREATER_EQUAL, jt: 0, jf: 1, k: *first });
+        let start: usize = jumps + programs[..index].iter().map(|(_, p)| p.len()).sum::<usize>();
+        all.push(Instruction { code: JUMP, jt: 0, jf: 0, k: (start - all.len() - 1) as u32 });
+    }
+    all.extend(programs.into_iter().flat_map(|(_, program)| program));
+    Ok(all)
 }
 
 /// ENOSYS for clone3, whose flags a filter cannot see (C libraries fall back to clone), for the numbers of the x32 ABI

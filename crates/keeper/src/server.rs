@@ -349,7 +349,10 @@ impl Server {
         self.table.by_pid.insert(helper, Owner::Helper);
         let mut outputs = [None, None, None];
         for (stream, source) in sources.into_iter().enumerate() {
-            if let (Some(source), Some(log)) = (source, logs[stream].take()) {
+            // A terminal's log waits for its source, which comes over the socket.
+            if let Some(source) = source
+                && let Some(log) = logs[stream].take()
+            {
                 outputs[stream] = Some(Output::new(source, log, bounds, false));
             }
         }

@@ -121,7 +121,13 @@ impl Core {
         self.insert_adopted(sandbox.clone());
         self.adopt_commands(&sandbox, noticed).await;
         let end = match (state, &found) {
-            (State::Stopping, _) => {
+            (State::Stopping, found) => {
+                if let Some((_, notice)) = found {
+                    sandbox.lock().init = notice.pid;
+                    if notice.exit.is_some() {
+                        sandbox.note_dead();
+                    }
+                }
                 Some(EndStatus::new(EndReason::Stopped, "it was being stopped when the node agent was restarted"))
             }
             (_, Some((_, notice))) => {

@@ -136,7 +136,16 @@ impl Keepers {
             let status = child.wait().await;
             tracing::info!(keeper = index, ?status, "a keeper ended");
         });
-        self.connect(keeper).await?;
+        // Its socket file is there a moment before it listens.
+        const TRIES: u32 = 100;
+        let mut attempts = 0;
+        while let Err(error) = self.connect(keeper).await {
+            attempts += 1;
+            if !matches!(error, RuntimeError::Host { .. }) || attempts == TRIES {
+                return Err(error);
+            }
+            tokio::time::sleep(std::time::Duration::from_millis(2)).await;
+        }
         keeper.link().ok_or(RuntimeError::KeeperLost)
     }
 
@@ -157,14 +166,20 @@ impl Keepers {
         chosen.clone()
     }
 
-    /// Ends all keepers that hold no sandbox.
+    /// Ends all keepers that hold no sandbox, and waits until they are gone.
     pub async fn shut_down(&self) {
+        const GONE_WITHIN: std::time::Duration = std::time::Duration::from_secs(5);
         for keeper in &self.keepers {
-            if let Some(link) = keeper.link()
-                && let Err(error) = link.ask(corral_keeper::protocol::Request::Shutdown).await
-            {
+            let Some(link) = keeper.link() else { continue };
+            if let Err(error) = link.ask(corral_keeper::protocol::Request::Shutdown).await {
                 tracing::warn!(keeper = keeper.index, %error, "a keeper was not ended");
+                continue;
             }
+            if tokio::time::timeout(GONE_WITHIN, link.peer_gone()).await.is_err() {
+                tracing::warn!(keeper = keeper.index, "a keeper does not end");
+            }
+            // One that is gone needs no socket file.
+            std::fs::remove_file(&keeper.socket).unwrap_or(());
         }
     }
 }

@@ -192,11 +192,10 @@ impl NodeHandle {
                 tracing::warn!(error = %crate::error::chain(&error), "a layer stays mounted");
             }
         }
-        if let Err(error) = self.core.containers.cgroups().remove_base() {
-            tracing::warn!(error = %crate::error::chain(&error), "the node's cgroups stay");
-        }
-        if let Err(error) = self.core.containers.writable().detach() {
-            tracing::warn!(error = %crate::error::chain(&error), "the space for writable layers stays mounted");
+        if let Err(errors) = self.core.containers.detach() {
+            for error in errors {
+                tracing::warn!(error = %crate::error::chain(&error), "something of the node stays on the host");
+            }
         }
     }
 

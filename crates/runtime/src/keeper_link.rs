@@ -123,6 +123,15 @@ impl KeeperLink {
         }
     }
 
+    /// Waits until the keeper's process is gone.
+    pub async fn peer_gone(&self) {
+        let Ok(peer) = rustix::net::sockopt::socket_peercred(self.socket.get_ref()) else { return };
+        let path = std::path::PathBuf::from(format!("/proc/{}", peer.pid.as_raw_nonzero()));
+        while path.exists() {
+            tokio::time::sleep(std::time::Duration::from_millis(5)).await;
+        }
+    }
+
     /// Whether the connection stands.
     pub fn is_connected(&self) -> bool {
         lock(&self.waiting).is_some()

@@ -6,7 +6,7 @@ use crate::output::{bytes, print_error, print_json, print_json_line, print_line,
 use corral_api::catalogue::CommandList;
 use corral_api::command::{CommandStatus, Outcome};
 use corral_api::environment::Limits;
-use corral_api::sandbox::{SandboxPage, SandboxSpec, SandboxStats, SandboxStatus, State};
+use corral_api::sandbox::{SandboxPage, SandboxSpec, SandboxStats, SandboxStatus};
 use std::process::ExitCode;
 use std::time::Duration;
 
@@ -66,21 +66,11 @@ pub async fn create(client: &Client, args: &CreateArgs, json: bool) -> anyhow::R
 /// `corral ls`.
 pub async fn list(client: &Client, args: &LsArgs, json: bool) -> anyhow::Result<()> {
     let mut query: Vec<(&str, String)> = args.labels.iter().map(|(k, v)| ("label", format!("{k}={v}"))).collect();
-    query.extend(args.state.iter().map(|state| ("state", state.clone())));
     query.extend(args.environment.iter().map(|name| ("environment", name.clone())));
-    let mut sandboxes: Vec<SandboxStatus> = Vec::new();
-    let mut cursor: Option<String> = None;
-    loop {
-        let request = client.get(&["v1", "sandboxes"]).query(&query);
-        let page: SandboxPage = fetch(request.query(&[("cursor", &cursor)])).await?;
-        sandboxes.extend(page.sandboxes);
-        if page.next_cursor.is_none() || page.next_cursor == cursor {
-            break;
-        }
-        cursor = page.next_cursor;
-    }
-    if !args.all && args.state.is_none() {
-        sandboxes.retain(|sandbox| sandbox.state != State::Ended);
+    let mut sandboxes = pages(client, &query, args.state.as_deref()).await?;
+    if args.all && args.state.is_none() {
+        // A list names ended sandboxes only when they are asked for.
+        sandboxes.extend(pages(client, &query, Some("ended")).await?);
     }
     if json {
         return print_json(&SandboxPage { sandboxes, next_cursor: None });
@@ -95,6 +85,21 @@ pub async fn list(client: &Client, args: &LsArgs, json: bool) -> anyhow::Result<
             vec![s.id.to_string(), state_text(s), s.environment.clone(), s.created_at.clone(), labels.join(",")]
         }),
     )
+}
+
+/// Every page of a list.
+async fn pages(client: &Client, query: &[(&str, String)], state: Option<&str>) -> anyhow::Result<Vec<SandboxStatus>> {
+    let mut sandboxes: Vec<SandboxStatus> = Vec::new();
+    let mut cursor: Option<String> = None;
+    loop {
+        let request = client.get(&["v1", "sandboxes"]).query(query).query(&[("state", state)]);
+        let page: SandboxPage = fetch(request.query(&[("cursor", &cursor)])).await?;
+        sandboxes.extend(page.sandboxes);
+        if page.next_cursor.is_none() || page.next_cursor == cursor {
+            return Ok(sandboxes);
+        }
+        cursor = page.next_cursor;
+    }
 }
 
 /// The state, with the reason of an end.

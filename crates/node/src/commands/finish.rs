@@ -85,6 +85,7 @@ impl Core {
         }
         match (exit.code, exit.signal) {
             (Some(code), _) => Outcome::Exited { code },
+            (None, Some(libc::SIGKILL)) if sandbox.lock().ending.is_some() => Outcome::SandboxEnded,
             (None, Some(signal)) => {
                 let mut oom = false;
                 if signal == libc::SIGKILL {

@@ -234,7 +234,8 @@ impl Core {
 fn script(command: &str) -> String {
     let control = corral_keeper::CONTROL_FD;
     let quoted = command.replace('\'', "'\\''");
-    format!("{{ eval '{quoted}\n'; }} {control}>&- </dev/null\nprintf '%d\\n' \"$?\" >&{control}\n")
+    // `command` keeps a syntax error from ending a POSIX shell, for which eval is a special built-in.
+    format!("{{ command eval '{quoted}\n'; }} {control}>&- </dev/null\nprintf '%d\\n' \"$?\" >&{control}\n")
 }
 
 #[cfg(test)]
@@ -244,6 +245,6 @@ mod tests {
     #[test]
     fn quotes_survive() {
         let text = script("echo 'a b' \"c\"");
-        assert!(text.starts_with("{ eval 'echo '\\''a b'\\'' \"c\"\n'; } 9>&- </dev/null\n"), "{text}");
+        assert!(text.starts_with("{ command eval 'echo '\\''a b'\\'' \"c\"\n'; } 9>&- </dev/null\n"), "{text}");
     }
 }

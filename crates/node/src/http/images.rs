@@ -130,11 +130,17 @@ fn run(
     let cancel = CancelFlag::new();
     let watcher = send.clone();
     let on_closed = CancelOnDrop(cancel.clone());
+    let (done, finished) = tokio::sync::oneshot::channel::<()>();
     tokio::spawn(async move {
-        watcher.closed().await;
+        // The watcher's own end of the channel must go with the work, or the answer would never end.
+        tokio::select! {
+            () = watcher.closed() => {}
+            _ended = finished => {}
+        }
         drop(on_closed);
     });
     tokio::task::spawn_blocking(move || {
+        let _done = done;
         let _spooled = spooled;
         let progress = |line: ImportProgress| match line {
             // The result must not be lost; a reader that is gone needs none.

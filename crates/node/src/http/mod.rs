@@ -57,6 +57,7 @@ pub fn router(core: Arc<Core>) -> Router {
         .route("/rpc/metrics", get(status::metrics))
         .nest("/v1/sandboxes/{id}", sandbox)
         .layer(DefaultBodyLimit::max(JSON_LIMIT))
+        .layer(axum::middleware::from_fn(parts::name_request))
         .fallback(async || {
             parts::Fail::from(corral_api::problem::Problem::new(
                 corral_api::problem::ErrorKind::NotFound,

@@ -20,7 +20,7 @@ use std::sync::Arc;
 pub type Answer<T = Response> = Result<T, Fail>;
 
 /// A problem as an answer.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub struct Fail(Box<Problem>);
 
 impl From<Problem> for Fail {
@@ -37,15 +37,34 @@ impl From<corral_runtime::RuntimeError> for Fail {
 
 impl IntoResponse for Fail {
     fn into_response(self) -> Response {
-        let status = StatusCode::from_u16(self.0.status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
-        let mut response = (status, json_bytes(&self.0)).into_response();
-        let headers = response.headers_mut();
-        headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("application/problem+json"));
-        if let Some(ms) = self.0.retry_after_ms {
-            headers.insert(header::RETRY_AFTER, HeaderValue::from(ms.div_ceil(1000).max(1)));
-        }
+        let mut response = render(&self.0);
+        // For `name_request`, which knows the request's id.
+        response.extensions_mut().insert(self);
         response
     }
+}
+
+fn render(problem: &Problem) -> Response {
+    let status = StatusCode::from_u16(problem.status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
+    let mut response = (status, json_bytes(problem)).into_response();
+    let headers = response.headers_mut();
+    headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("application/problem+json"));
+    if let Some(ms) = problem.retry_after_ms {
+        headers.insert(header::RETRY_AFTER, HeaderValue::from(ms.div_ceil(1000).max(1)));
+    }
+    response
+}
+
+/// Puts the request's id, which the gateway gave it, into its problem document.
+pub async fn name_request(request: Request, next: axum::middleware::Next) -> Response {
+    let id = request.headers().get("x-request-id").and_then(|v| v.to_str().ok()).map(str::to_owned);
+    let mut response = next.run(request).await;
+    if let Some(fail) = response.extensions_mut().remove::<Fail>() {
+        let mut problem = *fail.0;
+        problem.request_id = id;
+        return render(&problem);
+    }
+    response
 }
 
 fn json_bytes<T: Serialize>(value: &T) -> Vec<u8> {

@@ -230,6 +230,11 @@ impl Core {
                 format!("limits.memory_mib is {}: this node has {} MiB", limits.memory_mib, memory.total_bytes >> 20);
             return Err(Problem::new(ErrorKind::InvalidRequest, text));
         }
+        let host = rustix::fs::statvfs(&self.config.data_dir).map_or(u64::MAX, |s| s.f_blocks * s.f_frsize);
+        if u64::from(limits.disk_mib) << 20 > host {
+            let text = format!("limits.disk_mib is {}: this node's disk has {} MiB", limits.disk_mib, host >> 20);
+            return Err(Problem::new(ErrorKind::InvalidRequest, text));
+        }
         if memory.available_bytes < self.config.memory_floor_mib << 20 {
             return Err(overloaded("the host has too little memory available"));
         }

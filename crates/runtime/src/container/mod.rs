@@ -102,6 +102,16 @@ impl Containers {
         })
     }
 
+    /// Gives back what this took of the host, once no container is left: cgroups and mounts.
+    ///
+    /// # Errors
+    /// All that could not be given back.
+    pub fn detach(&self) -> Result<(), Vec<RuntimeError>> {
+        let results = [self.cgroups.remove_base(), self.writable.detach(), self.platform.detach()];
+        let errors: Vec<RuntimeError> = results.into_iter().filter_map(Result::err).collect();
+        if errors.is_empty() { Ok(()) } else { Err(errors) }
+    }
+
     /// The cgroups.
     pub fn cgroups(&self) -> &dyn CgroupDriver {
         self.cgroups.as_ref()

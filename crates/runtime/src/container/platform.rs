@@ -7,9 +7,11 @@
 use super::clone_path;
 use crate::RuntimeError;
 use corral_api::environment::Limits;
+use corral_sys::mounts::{attr, set_attributes};
+use rustix::mount::{MountFlags, UnmountFlags, mount, unmount};
 use std::collections::HashSet;
 use std::fs;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
@@ -42,10 +44,19 @@ impl Platform {
             make_dir(&this.top.join(dir))?;
         }
         make_dir(&this.proc)?;
+        ensure_tmpfs(&this.proc)?;
         for (name, text) in [("hosts", HOSTS), ("resolv.conf", RESOLV), ("hostname", "sandbox\n")] {
             put(&this.top.join("etc").join(name), text)?;
         }
         Ok(this)
+    }
+
+    /// Unmounts what was mounted; nothing is made from it afterwards.
+    ///
+    /// # Errors
+    /// When the kernel refuses.
+    pub fn detach(&self) -> Result<(), RuntimeError> {
+        unmount(&self.proc, UnmountFlags::DETACH).map_err(|e| RuntimeError::host("unmount", &self.proc, e))
     }
 
     /// The topmost layer, a detached mount.
@@ -77,10 +88,25 @@ impl Platform {
         let mut mounts = Vec::new();
         for (place, name) in PLACES {
             places.push(place.to_owned());
-            mounts.push(clone_path(&dir.join(name))?);
+            let mount = clone_path(&dir.join(name))?;
+            let all = attr::RDONLY | attr::NOSUID | attr::NODEV | attr::NOEXEC;
+            set_attributes(mount.as_fd(), all, None).map_err(|e| RuntimeError::host("restrict", dir.join(name), e))?;
+            mounts.push(mount);
         }
         Ok((places, mounts))
     }
+}
+
+/// Mounts a small tmpfs over a directory, unless one is there: what is bound into containers must not name the host's
+/// disk or tell how full it is.
+fn ensure_tmpfs(path: &Path) -> Result<(), RuntimeError> {
+    const TMPFS_MAGIC: i64 = 0x0102_1994;
+    if rustix::fs::statfs(path).is_ok_and(|s| s.f_type == TMPFS_MAGIC) {
+        return Ok(());
+    }
+    let flags = MountFlags::NOSUID | MountFlags::NODEV | MountFlags::NOEXEC;
+    mount("tmpfs", path, "tmpfs", flags, Some(c"mode=0755,size=16m"))
+        .map_err(|e| RuntimeError::host("mount a tmpfs at", path, e))
 }
 
 /// Whole cores that a quota shows as.

@@ -23,7 +23,9 @@ impl Image {
     /// # Errors
     /// When the host has no room for it, or tools or the kernel refuse.
     pub fn ensure_mounted(path: &Path, mountpoint: &Path, config: &WritableConfig) -> Result<Self, RuntimeError> {
-        let image = Self { path: path.to_owned(), mountpoint: mountpoint.to_owned() };
+        // As the kernel names it in mountinfo.
+        let canonical = mountpoint.canonicalize().map_err(|e| RuntimeError::host("resolve", mountpoint, e))?;
+        let image = Self { path: path.to_owned(), mountpoint: canonical };
         if is_btrfs(mountpoint) {
             return Ok(image);
         }
@@ -109,7 +111,7 @@ impl Image {
     fn device(&self) -> Result<PathBuf, RuntimeError> {
         let mounts = std::fs::read_to_string("/proc/self/mountinfo")
             .map_err(|e| RuntimeError::host("read", "/proc/self/mountinfo", e))?;
-        let wanted = self.mountpoint.to_string_lossy();
+        let wanted = self.mountpoint.to_string_lossy().replace(' ', "\\040");
         mounts
             .lines()
             .rev()
