@@ -39,7 +39,8 @@ def http_transport(**options: Any) -> httpx.HTTPTransport:
 
 def connect(url: str, **options: Any) -> ClientConnection:
     """Opens a WebSocket that its owner closes."""
-    return _connect(url, **options).__enter__()
+    opened: ClientConnection = _connect(url, **options).__enter__()
+    return opened
 
 
 def receive(socket: ClientConnection, timeout: float | None) -> str | bytes:
