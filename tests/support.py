@@ -165,6 +165,11 @@ class Server:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGTERM)
         until(lambda: not self.keepers(), 30, "the keepers end")
+        # Where the daemon could not be asked to, what lived in its sandboxes is ended here.
+        for directory in cgroups(f"corral-{self.node_id}", deep=True):
+            for number in Path(directory, "cgroup.procs").read_text().split():
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(int(number), signal.SIGKILL)
         if not self.ephemeral:
             for mount in reversed([line for line in mounts() if str(self.data) in line]):
                 subprocess.run(["umount", "-l", mount.split()[4]], check=False)

@@ -264,8 +264,10 @@ def test_a_terminal(box: corral.Sandbox) -> None:
         terminal.resize(77, 22)
         terminal.send("stty size; echo en''d\n")
         assert b"22 77" in terminal.read_until("end")
-        terminal.send("\x03sleep 1000\n")
+        terminal.send('sh -c \'trap "echo got-""int; exit" INT; echo rea""dy; while :; do sleep 0.1; done\'\n')
+        terminal.read_until("ready")
         terminal.send("\x03")
+        terminal.read_until("got-int")
         terminal.send("exit 6\n")
         for _ in terminal:
             pass
