@@ -130,6 +130,9 @@ fn inside(launch: &Launch, inherited: &Inherited<'_>) -> Result<std::convert::In
     process::set_limit(process::LIMIT_CORE, 0).map_err(at(Step::Limits))?;
     crate::spawn::set_affinity(&launch.affinity).map_err(at(Step::Limits))?;
     confine::become_user(inherited.filter, 0, 0, &[], launch.allow_setuid)?;
+    // Without its keeper a sandbox has nobody to drain its output or to let anyone in: it must not outlive it unseen.
+    rustix::process::set_parent_process_death_signal(Some(rustix::process::Signal::KILL))
+        .map_err(at(Step::Privileges))?;
     process::reset_signals().map_err(at(Step::Exec))?;
     let argv = [CString::from(c"init")];
     Err((Step::Exec, process::exec_fd(inherited.init, &argv, &[])))

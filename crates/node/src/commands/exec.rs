@@ -220,6 +220,8 @@ fn unstarted(record: &CommandRecord) -> CommandRecord {
     record.ended_ms = Some(crate::clock::now_ms());
     record.end = Some(corral_api::command::Outcome::Exited { code: 127 });
     record.step_key = None;
+    record.session = None;
+    record.is_shell = false;
     record
 }
 

@@ -91,7 +91,13 @@ impl Core {
             Some(known) => Some(known),
             None => {
                 let (project, name) = key.clone();
-                let recorded = self.read_ledger(move |ledger| ledger.key(&project, &name)).await;
+                let recorded = self.read_ledger(move |ledger| {
+                    let Some((body, first)) = ledger.key(&project, &name)? else { return Ok(None) };
+                    // One that was refused, or cut off by a restart, never ran: its key is free for another try.
+                    let never_ran = |r: SandboxRecord| r.state == State::Ended && r.started_ms.is_none();
+                    Ok(if ledger.sandbox(&first)?.is_some_and(never_ran) { None } else { Some((body, first)) })
+                });
+                let recorded = recorded.await;
                 if !matches!(recorded, Ok(None)) {
                     self.lock_creating().remove(key);
                 }
