@@ -1,4 +1,4 @@
-//! What every process of a sandbox is confined by: capabilities, no_new_privs and a seccomp filter.
+//! What every process of a sandbox is confined by: capabilities, no_new_privs, a seccomp filter, and its cores.
 
 use crate::protocol::Step;
 use corral_sys::seccomp::Instruction;
@@ -197,6 +197,21 @@ pub fn become_user(
     identity::set_all(uid, gid).map_err(|e| (Step::Identity, e))?;
     let keep = if uid == 0 { identity::SANDBOX_CAPABILITIES } else { 0 };
     identity::set_capabilities(keep).map_err(privileges)
+}
+
+/// Runs the calling thread, and what it starts, on these cores; on all when empty.
+///
+/// # Errors
+/// Those of sched_setaffinity(2).
+pub fn set_affinity(cores: &[u16]) -> Result<(), Errno> {
+    if cores.is_empty() {
+        return Ok(());
+    }
+    let mut set = rustix::thread::CpuSet::new();
+    for core in cores {
+        set.set(usize::from(*core));
+    }
+    rustix::thread::sched_setaffinity(None, &set)
 }
 
 #[cfg(test)]

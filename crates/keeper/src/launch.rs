@@ -1,11 +1,11 @@
 //! The keeper's side of starting a sandbox: the process in its namespaces, its id maps and its root.
 
-use crate::confine::Filter;
+use crate::kit::Kit;
 use crate::protocol::{Launch, Step};
-use crate::setup::{self, Hidden, Inherited};
+use crate::setup::{self, Inherited};
 use crate::wire;
 use corral_api::ids::SandboxId;
-use corral_sys::fork::{self, SingleThreaded, clone_child, flags};
+use corral_sys::fork::{self, clone_child, flags};
 use corral_sys::{identity, mounts};
 use rustix::fs::{AtFlags, CWD, Mode, OFlags};
 use rustix::io::Errno;
@@ -20,25 +20,6 @@ use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 pub const IDS_PER_SANDBOX: u32 = 65_536;
 
 const NAMESPACES: u64 = flags::NEWUSER | flags::NEWPID | flags::NEWNS | flags::NEWNET | flags::NEWIPC | flags::NEWUTS;
-
-/// What every start needs.
-#[derive(Debug)]
-pub struct Kit {
-    /// Proof that forking is safe.
-    pub single: SingleThreaded,
-    /// The program of first processes, a sealed memfd.
-    pub init: OwnedFd,
-    /// The program of file workers, a sealed memfd.
-    pub guest: OwnedFd,
-    /// The filter of every process.
-    pub filter: Filter,
-    /// What is hidden on this kernel.
-    pub hidden: Hidden,
-    /// /dev/null, for standard streams.
-    pub null: OwnedFd,
-    /// Descriptors that only occupy the numbers placed in children.
-    pub _reserved: Vec<OwnedFd>,
-}
 
 /// A sandbox whose first process is being set up; the socket reports a failure or closes at success.
 #[derive(Debug)]

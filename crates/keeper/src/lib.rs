@@ -12,6 +12,7 @@
 #![forbid(unsafe_code)]
 
 pub mod confine;
+pub mod kit;
 pub mod launch;
 pub mod log;
 pub mod output;

@@ -3,7 +3,7 @@
 
 use anyhow::{Context, Result, anyhow, bail};
 use corral_keeper::confine::Filter;
-use corral_keeper::launch::Kit;
+use corral_keeper::kit::Kit;
 use corral_keeper::server::Server;
 use corral_sys::fork::SingleThreaded;
 use corral_sys::{identity, process};

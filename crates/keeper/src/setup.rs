@@ -128,7 +128,7 @@ fn inside(launch: &Launch, inherited: &Inherited<'_>) -> Result<std::convert::In
     }
     netdev::bring_loopback_up().map_err(at(Step::Network))?;
     process::set_limit(process::LIMIT_CORE, 0).map_err(at(Step::Limits))?;
-    crate::spawn::set_affinity(&launch.affinity).map_err(at(Step::Limits))?;
+    confine::set_affinity(&launch.affinity).map_err(at(Step::Limits))?;
     confine::become_user(inherited.filter, 0, 0, &[], launch.allow_setuid)?;
     // Without its keeper a sandbox has nobody to drain its output or to let anyone in: it must not outlive it unseen.
     rustix::process::set_parent_process_death_signal(Some(rustix::process::Signal::KILL))

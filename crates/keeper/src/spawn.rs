@@ -2,7 +2,7 @@
 //! becomes the keeper's own child, is confined and executes its program.
 
 use crate::confine;
-use crate::launch::Kit;
+use crate::kit::Kit;
 use crate::protocol::{Io, Program, Spawn, Step};
 use crate::wire;
 use corral_sys::fork::{clone_child, flags};
@@ -182,7 +182,7 @@ impl Child<'_> {
         rustix::process::setsid().map_err(streams_error)?;
         process::set_limit(process::LIMIT_NOFILE, self.spawn.open_files.into()).map_err(|e| (Step::Limits, e))?;
         process::set_limit(process::LIMIT_CORE, 0).map_err(|e| (Step::Limits, e))?;
-        set_affinity(&self.spawn.affinity).map_err(|e| (Step::Limits, e))?;
+        confine::set_affinity(&self.spawn.affinity).map_err(|e| (Step::Limits, e))?;
         confine::become_user(
             &self.kit.filter,
             self.spawn.uid,
@@ -242,21 +242,6 @@ impl Child<'_> {
 
 fn c_strings(list: &[String]) -> Result<Vec<CString>, (Step, Errno)> {
     list.iter().map(|s| CString::new(s.as_str()).map_err(|_| (Step::Exec, Errno::INVAL))).collect()
-}
-
-/// Runs the calling thread, and what it starts, on these cores; on all when empty.
-///
-/// # Errors
-/// Those of sched_setaffinity(2).
-pub fn set_affinity(cores: &[u16]) -> Result<(), Errno> {
-    if cores.is_empty() {
-        return Ok(());
-    }
-    let mut set = rustix::thread::CpuSet::new();
-    for core in cores {
-        set.set(usize::from(*core));
-    }
-    rustix::thread::sched_setaffinity(None, &set)
 }
 
 /// Executes as execvpe(3) does: a name without a slash is looked up in the `PATH` of its own environment.

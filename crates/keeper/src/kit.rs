@@ -1,0 +1,25 @@
+//! What every start of a sandbox or a process needs, made once when the keeper begins.
+
+use crate::confine::Filter;
+use crate::setup::Hidden;
+use corral_sys::fork::SingleThreaded;
+use std::os::fd::OwnedFd;
+
+/// What every start needs.
+#[derive(Debug)]
+pub struct Kit {
+    /// Proof that forking is safe.
+    pub single: SingleThreaded,
+    /// The program of first processes, a sealed memfd.
+    pub init: OwnedFd,
+    /// The program of file workers, a sealed memfd.
+    pub guest: OwnedFd,
+    /// The filter of every process.
+    pub filter: Filter,
+    /// What is hidden on this kernel.
+    pub hidden: Hidden,
+    /// /dev/null, for standard streams.
+    pub null: OwnedFd,
+    /// Descriptors that only occupy the numbers placed in children.
+    pub _reserved: Vec<OwnedFd>,
+}

@@ -1,0 +1,136 @@
+//! Output, ends of processes, and forgetting.
+
+use super::*;
+
+impl Server {
+    pub(super) fn stream_ready(&mut self, slot: usize, stream: usize) {
+        let Some(command) = self.table.commands.get_mut(slot) else { return };
+        let Some(output) = command.outputs.get_mut(stream).and_then(Option::as_mut) else { return };
+        let turn = output.drain();
+        command.totals[stream] = output.total();
+        if turn == Turn::Closed {
+            command.lost += output.lost();
+            command.outputs[stream] = None;
+        }
+        // What a session's shell says on the control pipe comes after all that its command wrote.
+        if stream == 2 {
+            self.drain_all(slot);
+        }
+        self.mark(slot);
+        if turn == Turn::Closed {
+            self.forget_if_over(slot);
+        }
+    }
+
+    /// Takes everything that is in the pipes now.
+    pub(super) fn drain_all(&mut self, slot: usize) {
+        /// Most turns, so that a flood by a surviving child cannot hold the keeper: far more than a pipe holds.
+        const TURNS: usize = 4;
+        let Some(command) = self.table.commands.get_mut(slot) else { return };
+        for stream in 0..3 {
+            for _ in 0..TURNS {
+                let Some(output) = command.outputs[stream].as_mut() else { break };
+                let turn = output.drain();
+                command.totals[stream] = output.total();
+                match turn {
+                    Turn::More => {}
+                    Turn::Empty => break,
+                    Turn::Closed => {
+                        command.lost += output.lost();
+                        command.outputs[stream] = None;
+                    }
+                }
+            }
+        }
+    }
+
+    pub(super) fn reap(&mut self) {
+        let mut info = [0u8; 128 * 8];
+        while matches!(rustix::io::read(&self.signals, &mut info), Ok(n) if n > 0) {}
+        while let Ok(Some(ended)) = fork::try_reap_any() {
+            match self.table.by_pid.remove(&ended.pid) {
+                Some(Owner::Sandbox(slot)) => self.sandbox_ended(slot, ended),
+                Some(Owner::Command(slot)) => self.command_ended(slot, ended),
+                Some(Owner::Helper) => {}
+                None => {
+                    if self.table.unclaimed.len() >= MAX_UNCLAIMED {
+                        self.table.unclaimed.clear();
+                    }
+                    self.table.unclaimed.insert(ended.pid, ended);
+                }
+            }
+        }
+    }
+
+    pub(super) fn sandbox_ended(&mut self, slot: usize, ended: ChildExit) {
+        // A last report may wait: whether its program ever ran.
+        self.sandbox_reports(slot);
+        let Some(sandbox) = self.table.sandboxes.get_mut(slot) else { return };
+        if let Some((_, number)) = sandbox.starting.take() {
+            self.drop_sandbox(slot);
+            let reply = Reply::Failed { step: Step::Died, errno: Errno::CHILD.raw_os_error() };
+            return self.reply(number, reply, None);
+        }
+        sandbox.exit = Some(exit_of(ended));
+        let notice = sandbox.notice();
+        self.send(&Message::Sandbox(notice), None);
+    }
+
+    pub(super) fn command_ended(&mut self, slot: usize, ended: ChildExit) {
+        self.command_reports(slot);
+        self.drain_all(slot);
+        let Some(command) = self.table.commands.get_mut(slot) else { return };
+        command.exit = Some(exit_of(ended));
+        // A terminal's last user may be a surviving child; the node needs no input for another ended command.
+        if !matches!(command.io, Io::Terminal { .. }) {
+            command.input = None;
+        }
+        // The helper may still hold the socket: then its closing completes the start, and this end is told after it.
+        if command.starting.is_none() {
+            self.tell_end(slot);
+        }
+    }
+
+    /// Tells the node of a command's end; of a worker's nobody needs to know.
+    pub(super) fn tell_end(&mut self, slot: usize) {
+        if self.table.commands.get(slot).is_some_and(|c| c.io == Io::Worker) {
+            self.table.remove_command(slot);
+        } else {
+            self.mark(slot);
+        }
+    }
+
+    pub(super) fn forget_if_over(&mut self, slot: usize) {
+        if let Some(command) = self.table.commands.get(slot)
+            && command.acknowledged
+            && command.exit.is_some()
+            && command.is_closed()
+        {
+            self.table.remove_command(slot);
+        }
+    }
+
+    pub(super) fn drop_sandbox(&mut self, slot: usize) {
+        if let Some(sandbox) = self.table.remove_sandbox(slot)
+            && let Some(remover) = launch::remove_shm(&self.kit, &sandbox.id)
+        {
+            self.table.by_pid.insert(remover, Owner::Helper);
+        }
+    }
+
+    pub(super) fn forget(&mut self, number: u64, id: &corral_api::ids::SandboxId) {
+        let Some(slot) = self.table.by_sandbox.get(id).copied() else {
+            return self.reply(number, Reply::Unknown, None);
+        };
+        if self.table.sandboxes.get(slot).is_some_and(|s| s.exit.is_none()) {
+            return self.reply(number, Reply::Refused { reason: "it still runs".into() }, None);
+        }
+        self.drop_sandbox(slot);
+        let commands: Vec<usize> =
+            self.table.commands.iter().filter(|(_, c)| c.sandbox == *id).map(|(s, _)| s).collect();
+        for slot in commands {
+            self.table.remove_command(slot);
+        }
+        self.reply(number, Reply::Done, None);
+    }
+}
