@@ -31,7 +31,7 @@ def refused(client: corral.Client) -> corral.CorralError:
 def test_a_full_node_refuses_and_takes_again() -> None:
     server = serving("--max-live", "2")
     try:
-        with server.client(retries=0) as client:
+        with server.client(retry=corral.RetryPolicy(attempts=1)) as client:
             import_busybox(server, client)
             first, second = (client.sandboxes.create("bb", limits=TINY) for _ in range(2))
             error = refused(client)
@@ -51,7 +51,7 @@ def test_a_full_node_refuses_and_takes_again() -> None:
 def test_too_little_memory_on_the_host_refuses() -> None:
     server = serving("--memory-floor-mib", str(1 << 24))
     try:
-        with server.client(retries=0) as client:
+        with server.client(retry=corral.RetryPolicy(attempts=1)) as client:
             import_busybox(server, client)
             error = refused(client)
             assert (error.kind, error.retryable) == ("overloaded", True)
