@@ -52,7 +52,7 @@ def test_nothing_grows(server: Server, client: corral.Client, bb: str, tmp_path:
         sandbox = client.sandboxes.create(bb, limits=TINY, max_ttl=600)
         try:
             result = sandbox.exec(f"echo {number} > /tmp/f; cat /tmp/f", timeout=120)
-            assert result.stdout == f"{number}\n", result
+            assert result.stdout == f"{number}\n", (number, result.exit_code, result.stderr)
         finally:
             sandbox.delete()
 
