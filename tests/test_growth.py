@@ -14,7 +14,7 @@ import corral
 from support import Server, mounts, open_files, rss_bytes, sandbox_cgroups, until
 
 CYCLES = int(os.environ.get("CORRAL_TEST_CYCLES", "5000"))
-TINY = corral.Limits(memory_mib=16, pids=16, disk_mib=8)
+TINY = corral.Limits(memory_mib=64, pids=32, disk_mib=32)
 
 
 @dataclass
