@@ -11,6 +11,7 @@ use corral_api::problem::{ErrorKind, Problem};
 use corral_api::sandbox::{EventKind, State};
 use corral_layers::LayerStore;
 use corral_runtime::container::Containers;
+use corral_runtime::keeper_link::KeeperLink;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -153,6 +154,16 @@ impl Core {
             .await
             .map_err(|_| Problem::new(ErrorKind::Internal, "reading the ledger failed"))?
             .map_err(|e| crate::error::ledger_problem(&e))
+    }
+
+    /// The connection to the keeper that holds a sandbox.
+    ///
+    /// # Errors
+    /// When that keeper is lost.
+    pub fn link_of(&self, sandbox: &Sandbox) -> Result<Arc<KeeperLink>, Problem> {
+        let index = sandbox.lock().record.keeper;
+        let keeper = self.keepers.get(index).ok_or_else(|| Problem::new(ErrorKind::Internal, "no such keeper"))?;
+        keeper.connected()
     }
 
     /// All live sandboxes, by id.

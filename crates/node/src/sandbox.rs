@@ -113,6 +113,14 @@ impl Sandbox {
         self.lock().record.status()
     }
 
+    /// Its record, with the end that is under way where none is recorded yet.
+    pub fn record_with_end(&self) -> SandboxRecord {
+        let inner = self.lock();
+        let mut record = inner.record.clone();
+        record.end = record.end.or_else(|| inner.ending.clone());
+        record
+    }
+
     /// Counts a request as activity.
     pub fn begin(self: &Arc<Self>) -> Activity {
         self.active.fetch_add(1, Ordering::Relaxed);

@@ -118,13 +118,12 @@ impl Core {
         start: Start,
     ) -> Result<(), Problem> {
         let gate = sandbox.gate.read().await;
-        let (init, keeper, affinity, environment, options) = {
+        let (init, affinity, environment, options) = {
             let inner = sandbox.lock();
             let r = &inner.record;
-            (inner.init, r.keeper, inner.affinity.clone(), r.environment.clone(), r.spec.clone())
+            (inner.init, inner.affinity.clone(), r.environment.clone(), r.spec.clone())
         };
-        let keeper = self.keepers.get(keeper).map(|k| k.connected());
-        let link = keeper.unwrap_or_else(|| Err(Problem::new(ErrorKind::Internal, "no such keeper")))?;
+        let link = self.link_of(sandbox)?;
         let wanted = start.user.as_deref().unwrap_or(&environment.config.user);
         let user = find_user(init, wanted).await?;
         let program = program(&start, &environment.config, &user);

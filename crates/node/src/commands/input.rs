@@ -9,18 +9,10 @@ use corral_api::problem::{ErrorKind, Problem};
 use corral_keeper::protocol::Request;
 use corral_runtime::RuntimeError;
 use corral_runtime::cgroup;
-use corral_runtime::keeper_link::KeeperLink;
 use std::os::fd::AsFd;
-use std::sync::Arc;
 use tokio::io::AsyncWriteExt;
 
 impl Core {
-    fn link_of(&self, sandbox: &Sandbox) -> Result<Arc<KeeperLink>, Problem> {
-        let index = sandbox.lock().record.keeper;
-        let keeper = self.keepers.get(index).ok_or_else(|| Problem::new(ErrorKind::Internal, "no such keeper"))?;
-        keeper.connected()
-    }
-
     /// Writes to a command's standard input or terminal; waits while its pipe is full.
     ///
     /// # Errors

@@ -44,10 +44,7 @@ pub async fn exec(
 pub async fn result_of(core: &Arc<Core>, sandbox: &Arc<Sandbox>, command: &Arc<Command>) -> Answer {
     let record = command.lock().clone();
     if record.end == Some(corral_api::command::Outcome::SandboxEnded) {
-        let inner = sandbox.lock();
-        let mut ended = inner.record.clone();
-        ended.end = ended.end.or_else(|| inner.ending.clone());
-        return Err(crate::node::ended_problem(&ended).into());
+        return Err(crate::node::ended_problem(&sandbox.record_with_end()).into());
     }
     json(StatusCode::OK, &core.result(&record, Some(command)).await?)
 }

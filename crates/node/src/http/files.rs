@@ -30,13 +30,12 @@ async fn begin(
 ) -> Result<(FileWorker, Activity), Fail> {
     let activity = core.enter(sandbox).await?;
     let gate = sandbox.gate.read().await;
-    let (init, keeper, config) = {
+    let (init, config) = {
         let inner = sandbox.lock();
-        (inner.init, inner.record.keeper, inner.record.environment.config.clone())
+        (inner.init, inner.record.environment.config.clone())
     };
     let user = find_user(init, user.unwrap_or(&config.user)).await?;
-    let link = core.keepers.get(keeper).map(|k| k.connected());
-    let link = link.unwrap_or_else(|| Err(Problem::new(ErrorKind::Internal, "no such keeper")))?;
+    let link = core.link_of(sandbox)?;
     let workdir = if config.workdir.is_empty() { "/".to_owned() } else { config.workdir };
     let absolute = move |path: String| {
         if path.starts_with('/') { path } else { format!("{}/{path}", workdir.trim_end_matches('/')) }

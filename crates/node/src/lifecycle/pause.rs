@@ -75,12 +75,7 @@ impl Core {
 
 fn wrong_state(sandbox: &Sandbox, state: State) -> Problem {
     match state {
-        State::Stopping | State::Ended => {
-            let inner = sandbox.lock();
-            let mut record = inner.record.clone();
-            record.end = record.end.or_else(|| inner.ending.clone());
-            crate::node::ended_problem(&record)
-        }
+        State::Stopping | State::Ended => crate::node::ended_problem(&sandbox.record_with_end()),
         other => Problem::new(ErrorKind::Conflict, format!("the sandbox is {other:?}")).sandbox(&sandbox.id),
     }
 }
