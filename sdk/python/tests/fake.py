@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from socketserver import TCPServer
 from typing import Any
 from urllib.parse import parse_qs, unquote, urlsplit
 
@@ -121,6 +122,10 @@ class Gateway:
         class Server(ThreadingHTTPServer):
             daemon_threads = True
             request_queue_size = 1024
+
+            def server_bind(self) -> None:
+                # Not HTTPServer's, which asks the resolver for this machine's name.
+                TCPServer.server_bind(self)
 
             def handle_error(self, *_: Any) -> None:
                 pass
