@@ -6,7 +6,8 @@ fn main() {
         println!("cargo::rustc-link-arg-bin=corral-init=-nostartfiles");
         println!("cargo::rustc-link-arg-bin=corral-init=-nostdlib");
         println!("cargo::rustc-link-arg-bin=corral-init=-Wl,--build-id=none,-z,norelro,-z,noseparate-code");
-        // In the stack's 512 GiB, so that both share a page of the page table.
-        println!("cargo::rustc-link-arg-bin=corral-init=-Wl,--image-base=0x7f9000000000");
+        // In the highest 2 MiB, where the stack lies when it is not randomized: one page of each level of the page
+        // table serves both. A guard of 1 MiB stays between them.
+        println!("cargo::rustc-link-arg-bin=corral-init=-Wl,--image-base=0x7fffffe00000");
     }
 }

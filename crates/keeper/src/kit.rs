@@ -1,6 +1,6 @@
 //! What every start of a sandbox or a process needs, made once when the keeper begins.
 
-use crate::confine::Filter;
+use crate::filter::Filter;
 use crate::setup::Hidden;
 use corral_sys::fork::SingleThreaded;
 use std::os::fd::OwnedFd;

@@ -11,7 +11,8 @@
 //! ```
 #![forbid(unsafe_code)]
 
-pub mod confine;
+mod confine;
+pub mod filter;
 pub mod kit;
 pub mod launch;
 pub mod log;

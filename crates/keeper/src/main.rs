@@ -2,7 +2,7 @@
 #![forbid(unsafe_code)]
 
 use anyhow::{Context, Result, anyhow, bail};
-use corral_keeper::confine::Filter;
+use corral_keeper::filter::Filter;
 use corral_keeper::kit::Kit;
 use corral_keeper::server::Server;
 use corral_sys::fork::SingleThreaded;

@@ -1,6 +1,7 @@
 //! The inside of a new sandbox before its first program: runs in the child, in all its namespaces but the cgroup one.
 
-use crate::confine::{self, Filter};
+use crate::confine;
+use crate::filter::Filter;
 use crate::protocol::{Launch, Step};
 use crate::wire;
 use corral_sys::{identity, mounts, netdev, process};
@@ -134,6 +135,8 @@ fn inside(launch: &Launch, inherited: &Inherited<'_>) -> Result<std::convert::In
     rustix::process::set_parent_process_death_signal(Some(rustix::process::Signal::KILL))
         .map_err(at(Step::Privileges))?;
     process::reset_signals().map_err(at(Step::Exec))?;
+    // The first process reads nothing from anyone, and its pages are laid out to share page tables with its stack.
+    process::fix_addresses().map_err(at(Step::Exec))?;
     let argv = [CString::from(c"init")];
     Err((Step::Exec, process::exec_fd(inherited.init, &argv, &[])))
 }

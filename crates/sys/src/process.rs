@@ -34,6 +34,15 @@ pub fn exec_fd(program: BorrowedFd<'_>, argv: &[CString], env: &[CString]) -> Er
     last_errno()
 }
 
+/// Turns address space randomization off for the program that the calling thread executes next.
+///
+/// # Errors
+/// Those of personality(2).
+pub fn fix_addresses() -> Result<(), Errno> {
+    // SAFETY: personality takes an integer.
+    check(unsafe { libc::personality(libc::ADDR_NO_RANDOMIZE as libc::c_ulong) }.into()).map(|_| ())
+}
+
 /// Gives every signal its default action and unblocks all: what a new program expects.
 ///
 /// # Errors
