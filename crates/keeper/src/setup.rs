@@ -241,7 +241,9 @@ pub fn enter_private_root() -> Result<(), (&'static str, Errno)> {
     mount("tmpfs", "shm", "tmpfs", MountFlags::NOSUID | MountFlags::NODEV, Some(c"mode=0700,size=100%,nr_inodes=0"))
         .map_err(|e| ("mount shm", e))?;
     let clone = OpenTreeFlags::OPEN_TREE_CLONE | OpenTreeFlags::OPEN_TREE_CLOEXEC;
-    for dir in HIDDEN_SYS.iter().filter(|dir| std::path::Path::new(dir).is_dir()) {
+    // This sysfs is new and nothing is mounted in it: most of these are empty, and a mask is a mount for each sandbox.
+    let has_entries = |dir: &&&str| std::fs::read_dir(dir).is_ok_and(|mut entries| entries.next().is_some());
+    for dir in HIDDEN_SYS.iter().filter(has_entries) {
         let empty = open_tree(CWD, "dev/.empty", clone).map_err(|e| ("clone", e))?;
         move_mount(empty.as_fd(), "", CWD, *dir, MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH).map_err(|e| ("hide", e))?;
     }
