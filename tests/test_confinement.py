@@ -19,6 +19,36 @@ def status_of(box: corral.Sandbox, **options: str) -> dict[str, str]:
     return {name: value.strip() for name, _, value in (line.partition(":") for line in lines)}
 
 
+MANY_TERMINALS = """
+import os, pty, threading
+names, start = [], threading.Barrier(16)
+def take():
+    start.wait()
+    master, slave = pty.openpty()
+    names.append(os.ttyname(slave))
+    os.write(master, b"x\\n")
+    assert os.read(slave, 9) == b"x\\n"
+threads = [threading.Thread(target=take) for _ in range(16)]
+for t in threads: t.start()
+for t in threads: t.join()
+mounts = [line for line in open("/proc/self/mountinfo") if " - devpts " in line]
+print(len(mounts), sorted(names) == sorted(f"/dev/pts/{n}" for n in range(16)))
+"""
+
+
+def test_terminals_are_its_own_and_there_when_looked_for(make: Make, debian: str) -> None:
+    """Both start to use theirs at the same moment, sixteen threads each."""
+    wide = corral.Limits(memory_mib=256, cpus=1.0, pids=64, disk_mib=64)
+    boxes = [make(debian, limits=wide) for _ in range(2)]
+    commands = [box.start(["python3", "-c", MANY_TERMINALS], timeout=60) for box in boxes]
+    for command in commands:
+        command.wait()
+        assert command.output() == b"1 True\n"
+    third = make()
+    assert third.exec("ls /dev/pts; ls -l /dev/ptmx; ls /dev/pts").stdout.splitlines()[0::2] == ["ptmx", "ptmx"]
+    assert third.exec("mkdir /dev/pts/x; rmdir /dev/pts; umount /dev/pts; mount -t devpts d /dev/pts").exit_code != 0
+
+
 def test_users_are_mapped_to_a_range_of_their_own(make: Make) -> None:
     starts = set()
     for sandbox in (make(), make()):
@@ -72,7 +102,7 @@ def test_no_mount_of_the_host_is_seen(server: Server, box: corral.Sandbox) -> No
     for path in (str(server.data), "/var/lib", "/work", "/root/", "/home/", "/opt/"):
         assert f" {path}" not in text, path
     types = {line.split(" - ")[1].split()[0] for line in text.splitlines()}
-    assert types <= {"overlay", "proc", "sysfs", "tmpfs", "devpts", "mqueue", "cgroup", "cgroup2"}
+    assert types <= {"overlay", "proc", "sysfs", "tmpfs", "autofs", "devpts", "mqueue", "cgroup", "cgroup2"}
     assert str(server.data) not in box.exec("cat /proc/self/mounts /proc/self/cgroup").stdout
 
 

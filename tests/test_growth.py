@@ -24,6 +24,8 @@ class Use:
     daemon_files: int
     keeper_files: int
     keepers: int
+    places: int
+    """Directories of sandboxes in what a keeper shares among them: terminals and shared memory."""
     mounts: int
     cgroups: int
     daemon_rss: int
@@ -38,6 +40,7 @@ def use(server: Server) -> Use:
         daemon_files=open_files(server.pid),
         keeper_files=sum(open_files(pid) for pid in keepers),
         keepers=len(keepers),
+        places=sum(len(os.listdir(f"/proc/{pid}/root/{name}")) for pid in keepers for name in ("pts", "shm")),
         mounts=len(mounts()),
         cgroups=len(sandbox_cgroups(server.node_id)),
         daemon_rss=rss_bytes(server.pid),
@@ -68,6 +71,7 @@ def test_nothing_grows(server: Server, client: corral.Client, bb: str, tmp_path:
     print(f"\n{CYCLES} cycles: {before} -> {after}")
     assert after.cgroups == before.cgroups
     assert after.keepers == before.keepers
+    assert after.places == before.places
     assert after.daemon_files <= before.daemon_files + 20
     assert after.keeper_files <= before.keeper_files + 20
     assert after.mounts <= before.mounts + 5

@@ -2,6 +2,7 @@
 
 use crate::filter::Filter;
 use crate::setup::Hidden;
+use crate::terminals::Terminals;
 use corral_sys::fork::SingleThreaded;
 use std::os::fd::OwnedFd;
 
@@ -18,6 +19,8 @@ pub struct Kit {
     pub filter: Filter,
     /// What is hidden on this kernel.
     pub hidden: Hidden,
+    /// Terminals on first use, where the kernel can.
+    pub terminals: Option<Terminals>,
     /// /dev/null, for standard streams.
     pub null: OwnedFd,
     /// Descriptors that only occupy the numbers placed in children.

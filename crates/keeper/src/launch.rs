@@ -49,8 +49,13 @@ pub fn launch(kit: &Kit, launch: &Launch, fds: Vec<OwnedFd>) -> Result<Starting,
 
     let (ours, theirs) = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)
         .map_err(|e| (Step::Request, e))?;
-    let inherited =
-        Inherited { socket: theirs.as_fd(), init: kit.init.as_fd(), filter: &kit.filter, hidden: &kit.hidden };
+    let inherited = Inherited {
+        socket: theirs.as_fd(),
+        init: kit.init.as_fd(),
+        filter: &kit.filter,
+        hidden: &kit.hidden,
+        has_pts: kit.terminals.is_some(),
+    };
     // The namespace's allowances (inotify, signals, queues) are counted for the user that makes it.
     identity::set_effective(launch.id_base, launch.id_base).map_err(|e| (Step::Identity, e))?;
     let cloned =
@@ -59,7 +64,7 @@ pub fn launch(kit: &Kit, launch: &Launch, fds: Vec<OwnedFd>) -> Result<Starting,
     let pid = cloned.map_err(|e| (Step::Clone, e))?;
     drop(theirs);
 
-    let made = furnish(launch, pid, &cgroups, &writable, &lowers)
+    let made = furnish(kit, launch, pid, &cgroups, &writable, &lowers)
         .and_then(|mounts| {
             let mut send: Vec<_> = mounts.iter().map(AsFd::as_fd).collect();
             send.extend(binds.iter().map(AsFd::as_fd));
@@ -70,19 +75,20 @@ pub fn launch(kit: &Kit, launch: &Launch, fds: Vec<OwnedFd>) -> Result<Starting,
         // The child dies of the closed socket too; killing it makes sure, reaping it leaves nothing.
         corral_sys::process::kill(pid, libc::SIGKILL).unwrap_or(());
         fork::wait_for(pid).map_err(|e| (Step::Died, e))?;
-        remove_shm(kit, &launch.sandbox);
+        remove_places(kit, &launch.sandbox);
         return Err(failure);
     }
     Ok(Starting { pid, socket: ours })
 }
 
 fn furnish(
+    kit: &Kit,
     launch: &Launch,
     pid: i32,
     cgroups: &[OwnedFd],
     writable: &OwnedFd,
     lowers: &[OwnedFd],
-) -> Result<[OwnedFd; 4], (Step, Errno)> {
+) -> Result<Vec<OwnedFd>, (Step, Errno)> {
     for procs in cgroups {
         rustix::io::write(procs, pid.to_string().as_bytes()).map_err(|e| (Step::Cgroup, e))?;
     }
@@ -111,16 +117,23 @@ fn furnish(
     let shm = open_tree(CWD, &shm_dir, clone).map_err(|e| (Step::Dev, e))?;
     mapped(&shm, mounts::attr::NOEXEC)?;
     let root = overlay(launch, writable, lowers).map_err(|e| (Step::Overlay, e))?;
-    Ok([root, dev, sys, shm])
+    let mut mounts = vec![root, dev, sys, shm];
+    if let Some(terminals) = &kit.terminals {
+        mounts.push(terminals.place(&launch.sandbox).map_err(|e| (Step::Dev, e))?);
+    }
+    Ok(mounts)
 }
 
 fn shm_dir(sandbox: &SandboxId) -> String {
     format!("{}/{sandbox}", setup::SHM)
 }
 
-/// Removes what a sandbox left in its /dev/shm: in a process of its own, since it may be much. Returns its id, when one
-/// was needed.
-pub fn remove_shm(kit: &Kit, sandbox: &SandboxId) -> Option<i32> {
+/// Removes a sandbox's directories in what all share. What it left in /dev/shm is removed in a process of its own, since
+/// it may be much; returns its id, when one was needed.
+pub fn remove_places(kit: &Kit, sandbox: &SandboxId) -> Option<i32> {
+    if let Some(terminals) = &kit.terminals {
+        terminals.remove(sandbox);
+    }
     let dir = shm_dir(sandbox);
     if rustix::fs::rmdir(&dir).is_ok() {
         return None;

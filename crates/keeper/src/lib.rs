@@ -24,4 +24,5 @@ pub use setup::{Hidden, enter_private_root};
 pub use spawn::CONTROL_FD;
 mod spawn;
 pub mod table;
+pub mod terminals;
 pub mod wire;

@@ -5,6 +5,7 @@ use anyhow::{Context, Result, anyhow, bail};
 use corral_keeper::filter::Filter;
 use corral_keeper::kit::Kit;
 use corral_keeper::server::Server;
+use corral_keeper::terminals::Terminals;
 use corral_sys::fork::SingleThreaded;
 use corral_sys::{identity, process};
 use rustix::fs::{CWD, MemfdFlags, Mode, OFlags, SealFlags};
@@ -44,7 +45,10 @@ fn run(socket: &str, init: &str, guest: &str) -> Result<()> {
     corral_keeper::enter_private_root().map_err(|(step, e)| anyhow!("cannot build a private root: {step}: {e}"))?;
     let filter = Filter::build()?;
     let hidden = corral_keeper::Hidden::observe();
-    let kit = Kit { single, init, guest, filter, hidden, null, _reserved: reserved };
+    let terminals = Terminals::prepare()
+        .inspect_err(|e| eprintln!("corral-keeper: no automounter ({e}): every sandbox has a devpts from its start"))
+        .ok();
+    let kit = Kit { single, init, guest, filter, hidden, terminals, null, _reserved: reserved };
     Server::new(kit, listener, signals).context("epoll")?.run().context("the loop ended")
 }
 

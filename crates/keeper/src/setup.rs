@@ -44,6 +44,8 @@ pub struct Inherited<'a> {
     pub filter: &'a Filter,
     /// Which of the hidden paths this kernel has.
     pub hidden: &'a Hidden,
+    /// Whether a mount for /dev/pts comes with the others.
+    pub has_pts: bool,
 }
 
 /// The hidden paths that exist on this kernel, looked up once.
@@ -88,6 +90,7 @@ fn inside(launch: &Launch, inherited: &Inherited<'_>) -> Result<std::convert::In
     let mut fds = received.fds.into_iter();
     let mut next = || fds.next().ok_or((Step::Request, Errno::BADF));
     let (root, dev, sys, shm) = (next()?, next()?, next()?, next()?);
+    let pts = if inherited.has_pts { next()? } else { devpts().map_err(at(Step::Dev))? };
     let binds: Vec<OwnedFd> = fds.collect();
     if binds.len() != launch.binds.len() {
         return Err((Step::Request, Errno::BADF));
@@ -108,9 +111,7 @@ fn inside(launch: &Launch, inherited: &Inherited<'_>) -> Result<std::convert::In
     attach(&filesystem("proc", &[], noexec).map_err(at(Step::Proc))?, &here, "proc").map_err(at(Step::Proc))?;
     attach(&sys, &here, "sys").map_err(at(Step::Sys))?;
     attach(&dev, &here, "dev").map_err(at(Step::Dev))?;
-    let pts = [("newinstance", ""), ("ptmxmode", "0666"), ("mode", "0620"), ("gid", "5")];
-    attach(&filesystem("devpts", &pts, noexec_devices()).map_err(at(Step::Dev))?, &here, "dev/pts")
-        .map_err(at(Step::Dev))?;
+    attach(&pts, &here, "dev/pts").map_err(at(Step::Dev))?;
     attach(&shm, &here, "dev/shm").map_err(at(Step::Dev))?;
     attach(&filesystem("mqueue", &[], noexec).map_err(at(Step::Dev))?, &here, "dev/mqueue").map_err(at(Step::Dev))?;
 
@@ -141,9 +142,14 @@ fn inside(launch: &Launch, inherited: &Inherited<'_>) -> Result<std::convert::In
     Err((Step::Exec, process::exec_fd(inherited.init, &argv, &[])))
 }
 
-fn noexec_devices() -> MountAttrFlags {
+/// Terminals of the sandbox's own, as a detached mount. The caller is its root.
+///
+/// # Errors
+/// Those of mounting.
+pub fn devpts() -> Result<OwnedFd, Errno> {
     // Terminals are devices: NODEV would make them useless.
-    MountAttrFlags::MOUNT_ATTR_NOSUID | MountAttrFlags::MOUNT_ATTR_NOEXEC
+    let attributes = MountAttrFlags::MOUNT_ATTR_NOSUID | MountAttrFlags::MOUNT_ATTR_NOEXEC;
+    filesystem("devpts", &[("newinstance", ""), ("ptmxmode", "0666"), ("mode", "0620"), ("gid", "5")], attributes)
 }
 
 fn filesystem(kind: &str, options: &[(&str, &str)], attributes: MountAttrFlags) -> Result<OwnedFd, Errno> {
@@ -160,7 +166,10 @@ fn filesystem(kind: &str, options: &[(&str, &str)], attributes: MountAttrFlags) 
 }
 
 /// Attaches a detached mount at a path below `root` that holds no symbolic link.
-fn attach(mount: &OwnedFd, root: &OwnedFd, place: &str) -> Result<(), Errno> {
+///
+/// # Errors
+/// Those of openat2(2) and move_mount(2).
+pub fn attach(mount: &OwnedFd, root: &OwnedFd, place: &str) -> Result<(), Errno> {
     let target = openat2(
         root,
         place,

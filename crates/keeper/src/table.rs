@@ -87,6 +87,8 @@ pub enum Owner {
     Command(usize),
     /// A helper, of which nothing is left to do.
     Helper,
+    /// The helper that mounts terminals for those who wait under this token.
+    TerminalsOf(u32),
 }
 
 /// Slots that keep their number while they are used.

@@ -2,6 +2,7 @@
 //!
 //! The only home of `unsafe` in the workspace. Nothing here keeps state or makes decisions.
 
+pub mod autofs;
 pub mod btrfs;
 pub mod fork;
 pub mod identity;

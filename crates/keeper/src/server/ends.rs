@@ -52,6 +52,7 @@ impl Server {
                 Some(Owner::Sandbox(slot)) => self.sandbox_ended(slot, ended),
                 Some(Owner::Command(slot)) => self.command_ended(slot, ended),
                 Some(Owner::Helper) => {}
+                Some(Owner::TerminalsOf(token)) => self.answer_terminals(token, ended.code == Some(0)),
                 None => {
                     if self.table.unclaimed.len() >= MAX_UNCLAIMED {
                         self.table.unclaimed.clear();
@@ -112,7 +113,7 @@ impl Server {
 
     pub(super) fn drop_sandbox(&mut self, slot: usize) {
         if let Some(sandbox) = self.table.remove_sandbox(slot)
-            && let Some(remover) = launch::remove_shm(&self.kit, &sandbox.id)
+            && let Some(remover) = launch::remove_places(&self.kit, &sandbox.id)
         {
             self.table.by_pid.insert(remover, Owner::Helper);
         }

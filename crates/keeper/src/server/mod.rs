@@ -26,6 +26,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 const LISTENER: u64 = 0;
 const SIGNALS: u64 = 1;
 const NODE: u64 = 2;
+const TERMINALS: u64 = 3;
 const SANDBOX: u64 = 1 << 40;
 const COMMAND: u64 = 2 << 40;
 const STREAM: u64 = 3 << 40;
@@ -65,6 +66,10 @@ impl Server {
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
         epoll::add(&epoll, &listener, epoll::EventData::new_u64(LISTENER), epoll::EventFlags::IN)?;
         epoll::add(&epoll, &signals, epoll::EventData::new_u64(SIGNALS), epoll::EventFlags::IN)?;
+        if let Some(terminals) = &kit.terminals {
+            let data = epoll::EventData::new_u64(TERMINALS);
+            epoll::add(&epoll, terminals.pipe(), data, epoll::EventFlags::IN)?;
+        }
         Ok(Self {
             kit,
             listener,
@@ -107,6 +112,7 @@ impl Server {
             _ => match token {
                 LISTENER => self.accept(),
                 SIGNALS => self.reap(),
+                TERMINALS => self.mount_terminals(),
                 _ => self.serve_node(),
             },
         }

@@ -1,6 +1,8 @@
 //! Starting sandboxes and commands, and what they report until their programs run.
 
 use super::*;
+use crate::terminals::{self, Terminals};
+use corral_api::ids::SandboxId;
 
 impl Server {
     pub(super) fn launch(&mut self, number: u64, request: &Launch, fds: Vec<OwnedFd>) {
@@ -39,6 +41,26 @@ impl Server {
                 self.drop_sandbox(slot);
                 self.reply(number, Reply::Failed { step, errno }, None);
             }
+        }
+    }
+
+    /// Something in a sandbox looks for its terminals.
+    pub(super) fn mount_terminals(&mut self) {
+        while let Some(wanted) = self.kit.terminals.as_ref().and_then(Terminals::next) {
+            let sandbox = wanted.sandbox.parse().ok().and_then(|id: SandboxId| self.table.by_sandbox.get(&id).copied());
+            let init = sandbox.and_then(|slot| self.table.sandboxes.get(slot)).map(|s| s.pid);
+            match init.map(|init| terminals::mount_in(&self.kit, init)) {
+                Some(Ok(helper)) => {
+                    self.table.by_pid.insert(helper, Owner::TerminalsOf(wanted.token));
+                }
+                Some(Err(_)) | None => self.answer_terminals(wanted.token, false),
+            }
+        }
+    }
+
+    pub(super) fn answer_terminals(&self, token: u32, mounted: bool) {
+        if let Some(terminals) = &self.kit.terminals {
+            terminals.answer(token, mounted);
         }
     }
 
