@@ -66,13 +66,18 @@ class Server:
         self.port = free_port()
         self.process: subprocess.Popen[bytes] | None = None
         self.url = f"http://127.0.0.1:{self.port}"
+        self.libexec = LIBEXEC
         self.key = ""
         self.node_id = ""
 
     @property
     def environment(self) -> dict[str, str]:
         """For the node and for the command line client."""
-        own = {"CORRAL_CREDENTIALS": str(self.credentials), "CORRAL_LIBEXEC": str(LIBEXEC), "HOME": str(self.scratch)}
+        own = {
+            "CORRAL_CREDENTIALS": str(self.credentials),
+            "CORRAL_LIBEXEC": str(self.libexec),
+            "HOME": str(self.scratch),
+        }
         kept = {k: v for k, v in os.environ.items() if k not in {"CORRAL_API_URL", "CORRAL_API_KEY"}}
         return kept | own
 

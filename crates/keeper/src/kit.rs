@@ -19,6 +19,8 @@ pub struct Kit {
     pub filter: Filter,
     /// What is hidden on this kernel.
     pub hidden: Hidden,
+    /// Which programs these are: digest of the keeper, the first process and the worker.
+    pub build: String,
     /// Terminals on first use, where the kernel can.
     pub terminals: Option<Terminals>,
     /// /dev/null, for standard streams.

@@ -2,9 +2,11 @@
 
 use crate::log;
 use crate::protocol::LogBounds;
+use corral_sys::process;
 use rustix::io::Errno;
 use rustix::pipe::{SpliceFlags, splice};
-use std::os::fd::{AsFd, OwnedFd};
+use serde::{Deserialize, Serialize};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 
 /// Bytes taken from one stream before the others get their turn.
 const TURN_BYTES: usize = 1 << 20;
@@ -16,6 +18,17 @@ pub struct Output {
     log: OwnedFd,
     bounds: LogBounds,
     /// Whether the source is a terminal, which cannot be spliced on every kernel.
+    terminal: bool,
+    total: u64,
+    lost: u64,
+}
+
+/// A stream with its descriptors by number.
+#[derive(Debug, Serialize, Deserialize)]
+pub struct SavedOutput {
+    source: i32,
+    log: i32,
+    bounds: LogBounds,
     terminal: bool,
     total: u64,
     lost: u64,
@@ -39,8 +52,30 @@ impl Output {
     }
 
     /// The source, to wait for.
-    pub fn source(&self) -> std::os::fd::BorrowedFd<'_> {
+    pub fn source(&self) -> BorrowedFd<'_> {
         self.source.as_fd()
+    }
+
+    /// Source and log.
+    pub fn descriptors(&self) -> [BorrowedFd<'_>; 2] {
+        [self.source.as_fd(), self.log.as_fd()]
+    }
+
+    /// Describes it for the program that takes this one's place.
+    pub fn save(&self) -> SavedOutput {
+        let Self { source, log, bounds, terminal, total, lost } = self;
+        let (source, log) = (source.as_raw_fd(), log.as_raw_fd());
+        SavedOutput { source, log, bounds: *bounds, terminal: *terminal, total: *total, lost: *lost }
+    }
+
+    /// Takes the inherited descriptors of a saved one.
+    ///
+    /// # Errors
+    /// When they are not there.
+    pub fn restore(saved: SavedOutput) -> Result<Self, Errno> {
+        let SavedOutput { source, log, bounds, terminal, total, lost } = saved;
+        let (source, log) = (process::inherited(source)?, process::inherited(log)?);
+        Ok(Self { source, log, bounds, terminal, total, lost })
     }
 
     /// Bytes taken so far, kept or not.

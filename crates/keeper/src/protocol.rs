@@ -7,7 +7,7 @@ use corral_api::ids::{CommandId, SandboxId};
 use serde::{Deserialize, Serialize};
 
 /// Version of this protocol; both sides must have the same.
-pub const VERSION: u32 = 1;
+pub const VERSION: u32 = 2;
 /// Longest message. Longer argument lists travel in a memfd.
 pub const MAX_MESSAGE: usize = 160 << 10;
 /// Sandboxes one keeper takes: it is limited to 20,000 descriptors where hosts are strict.
@@ -22,9 +22,18 @@ pub struct Call {
     pub request: Request,
 }
 
-/// What the node asks for.
+/// What the node asks for. `Who` and `Upgrade` keep their place and form in all versions, so that a node can replace a
+/// keeper of any other.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Request {
+    /// Which keeper are you? Replies `Keeper`.
+    Who,
+    /// Execute another version of the keeper in its process, with all it holds. Descriptors: the program, the program
+    /// of first processes, that of workers. The connection breaks when it does; `Refused` while something is starting.
+    Upgrade {
+        /// Which programs these are.
+        build: String,
+    },
     /// First message: states the version; the keeper tells everything it holds, then replies `Hello`.
     Hello {
         /// The node's protocol version.
@@ -187,9 +196,21 @@ pub enum Message {
     Command(CommandNotice),
 }
 
-/// Answers.
+/// Answers. `Keeper` and `Refused` keep their place and form in all versions.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Reply {
+    /// Who answers.
+    Keeper {
+        /// Version of the protocol it speaks.
+        version: u32,
+        /// The programs it was started with.
+        build: String,
+    },
+    /// The keeper is full or busy, or the request was malformed: why.
+    Refused {
+        /// Why.
+        reason: String,
+    },
     /// Same version; everything held was told before this.
     Hello {
         /// The keeper's protocol version.
@@ -213,11 +234,6 @@ pub enum Reply {
     },
     /// No sandbox or command of this id.
     Unknown,
-    /// The keeper is full or busy, or the request was malformed: why.
-    Refused {
-        /// Why.
-        reason: String,
-    },
 }
 
 /// Steps of starting a sandbox or a command.

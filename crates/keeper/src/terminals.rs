@@ -67,6 +67,24 @@ impl Terminals {
         Ok(Self { root, pipe })
     }
 
+    /// Root and pipe, to be inherited.
+    pub fn descriptors(&self) -> [BorrowedFd<'_>; 2] {
+        [self.root.as_fd(), self.pipe.as_fd()]
+    }
+
+    /// The numbers of the same.
+    pub fn numbers(&self) -> [i32; 2] {
+        self.descriptors().map(|fd| fd.as_raw_fd())
+    }
+
+    /// Takes those that the program before had.
+    ///
+    /// # Errors
+    /// When they are not there.
+    pub fn inherit([root, pipe]: [i32; 2]) -> Result<Self, Errno> {
+        Ok(Self { root: process::inherited(root)?, pipe: process::inherited(pipe)? })
+    }
+
     /// Becomes readable when something is wanted.
     pub fn pipe(&self) -> BorrowedFd<'_> {
         self.pipe.as_fd()

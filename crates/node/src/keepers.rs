@@ -91,7 +91,8 @@ impl Keepers {
         self.keepers.get(index)
     }
 
-    /// Connects to a keeper that runs already, and reports whether there is one. What it holds comes as notices.
+    /// Connects to a keeper that runs already, and reports whether there is one. One that was started with other
+    /// programs is replaced by these first. What it holds comes as notices.
     ///
     /// # Errors
     /// When one listens but refuses, such as one of another version.
@@ -99,7 +100,11 @@ impl Keepers {
         if !keeper.socket.exists() {
             return Ok(false);
         }
-        match self.connect(keeper).await {
+        let connected = match keeper_process::bring_up_to_date(&self.programs, &keeper.socket).await {
+            Ok(()) => self.connect(keeper).await,
+            Err(error) => Err(error),
+        };
+        match connected {
             Ok(()) => Ok(true),
             // Nobody listens any more.
             Err(RuntimeError::Host { .. } | RuntimeError::KeeperLost) => {

@@ -51,6 +51,19 @@ impl KeeperLink {
         path: &Path,
         hear: impl Fn(Notice) -> bool + Send + Sync + 'static,
     ) -> Result<Self, RuntimeError> {
+        let link = Self::open(path, hear)?;
+        match link.call(Request::Hello { version: VERSION }, &[]).await?.0 {
+            Reply::Hello { version: VERSION } => Ok(link),
+            Reply::Refused { reason } => Err(RuntimeError::Refused(reason)),
+            _ => Err(RuntimeError::KeeperLost),
+        }
+    }
+
+    /// Connects without a greeting: nothing is told before one.
+    ///
+    /// # Errors
+    /// When nobody listens.
+    pub fn open(path: &Path, hear: impl Fn(Notice) -> bool + Send + Sync + 'static) -> Result<Self, RuntimeError> {
         let failed = |e: Errno| RuntimeError::host("connect to the keeper at", path, e);
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
         let socket =
@@ -62,10 +75,16 @@ impl KeeperLink {
         let socket = Arc::new(socket);
         let waiting = Arc::new(Mutex::new(Some(Waiting::new())));
         let reader = tokio::spawn(read_all(socket.clone(), waiting.clone(), hear));
-        let link = Self { socket, waiting, next: AtomicU64::new(1), sending: tokio::sync::Mutex::new(()), reader };
-        match link.call(Request::Hello { version: VERSION }, &[]).await?.0 {
-            Reply::Hello { version: VERSION } => Ok(link),
-            Reply::Refused { reason } => Err(RuntimeError::Refused(reason)),
+        Ok(Self { socket, waiting, next: AtomicU64::new(1), sending: tokio::sync::Mutex::new(()), reader })
+    }
+
+    /// Version of the protocol that the keeper speaks, and which programs it was started with.
+    ///
+    /// # Errors
+    /// When the connection breaks.
+    pub async fn who(&self) -> Result<(u32, String), RuntimeError> {
+        match self.call(Request::Who, &[]).await?.0 {
+            Reply::Keeper { version, build } => Ok((version, build)),
             _ => Err(RuntimeError::KeeperLost),
         }
     }

@@ -1,7 +1,10 @@
 //! Starting keepers and finding the programs of the node.
 
 use crate::RuntimeError;
+use crate::keeper_link::KeeperLink;
+use corral_keeper::protocol::{Reply, Request, VERSION};
 use std::fs::OpenOptions;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
@@ -16,6 +19,8 @@ pub struct Programs {
     pub init: PathBuf,
     /// `corral-guest`.
     pub guest: PathBuf,
+    /// Digest of all three, by which a keeper of another installation is known.
+    pub build: String,
 }
 
 impl Programs {
@@ -34,7 +39,8 @@ impl Programs {
         for dir in &places {
             let [keeper, init, guest] = ["corral-keeper", "corral-init", "corral-guest"].map(|name| dir.join(name));
             if keeper.is_file() && init.is_file() && guest.is_file() {
-                return Ok(Self { keeper, init, guest });
+                let build = digest_of(&[&keeper, &init, &guest])?;
+                return Ok(Self { keeper, init, guest, build });
             }
         }
         let looked: Vec<String> = places.iter().map(|p| p.display().to_string()).collect();
@@ -43,6 +49,56 @@ impl Programs {
             looked.join(" or ")
         )))
     }
+}
+
+fn digest_of(programs: &[&Path]) -> Result<String, RuntimeError> {
+    let mut all = Vec::new();
+    for path in programs {
+        all.extend(std::fs::read(path).map_err(|e| RuntimeError::host("read", path, e))?);
+    }
+    Ok(corral_api::digest::Digest::of(&all).to_string())
+}
+
+/// Has a keeper that was started with other programs execute these, with all it holds. One that has something starting
+/// is asked again for a while, and left as it is when it still does.
+///
+/// # Errors
+/// When nobody listens, or it speaks another version and cannot be replaced.
+pub async fn bring_up_to_date(programs: &Programs, socket: &Path) -> Result<(), RuntimeError> {
+    const TRIES: u32 = 100;
+    const PAUSE: Duration = Duration::from_millis(50);
+    let link = KeeperLink::open(socket, |_| true)?;
+    let (version, build) = link.who().await?;
+    if build == programs.build {
+        return Ok(());
+    }
+    let files: Vec<std::fs::File> = [&programs.keeper, &programs.init, &programs.guest]
+        .into_iter()
+        .map(|path| std::fs::File::open(path).map_err(|e| RuntimeError::host("open", path, e)))
+        .collect::<Result<_, _>>()?;
+    let fds: Vec<BorrowedFd<'_>> = files.iter().map(AsFd::as_fd).collect();
+    let mut why = String::new();
+    for _ in 0..TRIES {
+        match link.call(Request::Upgrade { build: programs.build.clone() }, &fds).await {
+            // Its descriptor of this connection closed as it executed.
+            Err(RuntimeError::KeeperLost) => {
+                tracing::info!(socket = %socket.display(), "a keeper goes on as another version");
+                return Ok(());
+            }
+            Ok((Reply::Refused { reason }, _)) => why = reason,
+            Ok((answer, _)) => {
+                why = format!("{answer:?}");
+                break;
+            }
+            Err(other) => return Err(other),
+        }
+        tokio::time::sleep(PAUSE).await;
+    }
+    if version == VERSION {
+        tracing::warn!(socket = %socket.display(), why, "a keeper stays at another version");
+        return Ok(());
+    }
+    Err(RuntimeError::Refused(format!("the keeper speaks version {version}, not {VERSION}, and stays: {why}")))
 }
 
 /// Starts a keeper that listens at `socket`, and waits until it does. It goes on when this process ends.
@@ -65,6 +121,7 @@ pub async fn start(programs: &Programs, socket: &Path) -> Result<tokio::process:
         .arg(socket)
         .arg(&programs.init)
         .arg(&programs.guest)
+        .arg(&programs.build)
         .current_dir("/")
         .env_clear()
         .stdin(Stdio::null())

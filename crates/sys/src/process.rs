@@ -3,7 +3,7 @@
 use crate::{check, last_errno};
 use rustix::io::Errno;
 use std::ffi::{CStr, CString};
-use std::os::fd::{AsRawFd, BorrowedFd};
+use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 
 fn pointers(list: &[CString]) -> Vec<*const libc::c_char> {
     list.iter().map(|s| s.as_ptr()).chain([std::ptr::null()]).collect()
@@ -32,6 +32,23 @@ pub fn exec_fd(program: BorrowedFd<'_>, argv: &[CString], env: &[CString]) -> Er
         )
     };
     last_errno()
+}
+
+/// Takes a descriptor that this process inherited when it was executed. It closes at the next exec from here on.
+///
+/// # Errors
+/// EBADF for one that is not open, was taken already, or is a standard stream.
+pub fn inherited(number: i32) -> Result<OwnedFd, Errno> {
+    // SAFETY: fcntl with these commands takes and gives integers.
+    let flags = check(unsafe { libc::fcntl(number, libc::F_GETFD) }.into())? as i32;
+    // What this process opens itself closes at exec: one that does not is inherited, and nobody's yet.
+    if number <= 2 || flags & libc::FD_CLOEXEC != 0 {
+        return Err(Errno::BADF);
+    }
+    // SAFETY: as above.
+    check(unsafe { libc::fcntl(number, libc::F_SETFD, libc::FD_CLOEXEC) }.into())?;
+    // SAFETY: it is open, and no other owner exists, as said above.
+    Ok(unsafe { OwnedFd::from_raw_fd(number) })
 }
 
 /// Turns address space randomization off for the program that the calling thread executes next.

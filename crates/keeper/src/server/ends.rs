@@ -72,7 +72,7 @@ impl Server {
             let reply = Reply::Failed { step: Step::Died, errno: Errno::CHILD.raw_os_error() };
             return self.reply(number, reply, None);
         }
-        sandbox.exit = Some(exit_of(ended));
+        sandbox.exit = Some(Exit::from(ended));
         let notice = sandbox.notice();
         self.send(&Message::Sandbox(notice), None);
     }
@@ -81,7 +81,7 @@ impl Server {
         self.command_reports(slot);
         self.drain_all(slot);
         let Some(command) = self.table.commands.get_mut(slot) else { return };
-        command.exit = Some(exit_of(ended));
+        command.exit = Some(Exit::from(ended));
         // A terminal's last user may be a surviving child; the node needs no input for another ended command.
         if !matches!(command.io, Io::Terminal { .. }) {
             command.input = None;

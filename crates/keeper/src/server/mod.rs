@@ -4,6 +4,7 @@
 //! change and told again to a node that comes back, until it acknowledges them.
 
 mod ends;
+mod replace;
 mod starting;
 
 use crate::kit::Kit;
@@ -81,6 +82,24 @@ impl Server {
             buffer: vec![0; MAX_MESSAGE],
             ended: false,
         })
+    }
+
+    /// A keeper that goes on where another program of it left off in this process.
+    ///
+    /// # Errors
+    /// Those of epoll(7).
+    pub fn resume(kit: Kit, listener: OwnedFd, signals: OwnedFd, table: Table) -> Result<Self, Errno> {
+        let mut server = Self::new(kit, listener, signals)?;
+        server.table = table;
+        let commands: Vec<usize> = server.table.commands.iter().map(|(slot, _)| slot).collect();
+        for slot in commands {
+            for stream in 0..3 {
+                server.watch_stream(slot, stream);
+            }
+        }
+        // Whoever ended meanwhile was told to the program before.
+        server.reap();
+        Ok(server)
     }
 
     /// Serves until the node asks for the end.
@@ -206,6 +225,14 @@ impl Server {
     fn answer(&mut self, call: Call, fds: Vec<OwnedFd>) {
         let number = call.number;
         match call.request {
+            Request::Who => {
+                let reply = Reply::Keeper { version: VERSION, build: self.kit.build.clone() };
+                self.reply(number, reply, None);
+            }
+            Request::Upgrade { build } => {
+                let reply = self.replace(&build, &fds);
+                self.reply(number, reply, None);
+            }
             Request::Hello { version } => self.greet(number, version),
             Request::Launch(request) => self.launch(number, &request, fds),
             Request::Spawn(request) => self.spawn(number, request, fds),
@@ -287,10 +314,6 @@ impl Server {
         }
         self.reply(number, Reply::Hello { version: VERSION }, None);
     }
-}
-
-fn exit_of(ended: ChildExit) -> Exit {
-    Exit { code: ended.code, signal: ended.signal, cpu_us: ended.cpu_us, peak_rss_kib: ended.peak_rss_kib }
 }
 
 fn bounds_of(io: &Io) -> LogBounds {

@@ -354,7 +354,7 @@ fn started(reply: Reply, input: Option<OwnedFd>) -> Result<Started, RuntimeError
         Reply::Failed { step, errno } => Err(RuntimeError::Start { step, errno }),
         Reply::Refused { reason } => Err(RuntimeError::Refused(reason)),
         Reply::Unknown => Err(RuntimeError::Gone),
-        Reply::Hello { .. } | Reply::Done => Err(RuntimeError::KeeperLost),
+        Reply::Keeper { .. } | Reply::Hello { .. } | Reply::Done => Err(RuntimeError::KeeperLost),
     }
 }
 
