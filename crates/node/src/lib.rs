@@ -30,4 +30,5 @@ mod start;
 mod upkeep;
 
 pub use config::NodeConfig;
+pub use corral_runtime::writable::WritableConfig;
 pub use start::{Node, NodeHandle, StartError};
