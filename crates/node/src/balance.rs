@@ -16,8 +16,12 @@ pub struct Balance {
     seen: HashMap<SandboxId, u64>,
 }
 
-/// Share of a core that must differ before a sandbox is moved.
-const WORTH_MOVING_PCT: u64 = 25;
+/// What the busy core must have more than the other would, before a sandbox is moved: a share of its load, as others
+/// than sandboxes may leave them little of a core, but more than noise.
+fn worth_moving(busy_pct: u64) -> u64 {
+    const NOISE_PCT: u64 = 5;
+    (busy_pct / 4).max(NOISE_PCT)
+}
 
 impl Core {
     /// Cores for a new sandbox: those with the fewest sandboxes. Empty = all.
@@ -65,7 +69,7 @@ impl Core {
             let Some(to) = (0..self.cores).min_by_key(|c| loads[usize::from(*c)]) else { continue };
             let (here, there) = (loads[usize::from(from)], loads[usize::from(to)]);
             // Moving must leave both better off.
-            if here > there + pct + WORTH_MOVING_PCT {
+            if here > there + pct + worth_moving(here) {
                 self.move_to(&sandbox, to);
                 loads[usize::from(from)] -= pct;
                 loads[usize::from(to)] += pct;

@@ -13,6 +13,7 @@
 
 mod adopt;
 mod balance;
+mod ballast;
 mod clock;
 mod commands;
 mod config;

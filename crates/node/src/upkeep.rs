@@ -47,6 +47,7 @@ impl Core {
         for round in 1u32.. {
             ticks.tick().await;
             self.end_overdue();
+            self.ballast.keep();
             if round % SLOW_TICKS == 0 {
                 let this = self.clone();
                 let mut own = std::mem::take(&mut balance);
