@@ -25,6 +25,8 @@ for n in range(10000):
 print("exhausted", flush=True)
 while True: os.listdir(".")
 """
+# It is the one to be killed, and the shell around it has no need of another process to make room.
+FILL = "echo 1000 > /proc/self/oom_score_adj; exec cat /dev/zero > /dev/shm/fill"
 HOGS = {
     "memory": "while :; do python3 -c 'x = []\nwhile True: x.append(bytearray(1 << 20))'; echo exhausted; done",
     "processes": "bomb() { bomb | bomb & }; bomb; while :; do (:) || :; done",
@@ -32,7 +34,7 @@ HOGS = {
     "open files": ["python3", "-c", OPEN],
     "a deep tree": ["python3", "-c", DEEP],
     "output": "echo exhausted; exec yes exhausted",
-    "shared memory": "while :; do cat /dev/zero > /dev/shm/fill; echo exhausted; rm -f /dev/shm/fill; done",
+    "shared memory": 'while :; do sh -c "$FILL"; echo exhausted; : > /dev/shm/fill; done',
 }
 SIGNS = ("exhausted", "fork")
 
@@ -52,7 +54,7 @@ def test_a_neighbour_notices_nothing(server: Server, make: Make, debian: str, wh
     greedy, box = make(debian, limits=GREEDY), make()
     is_fine(box, -1)
     daemon, keepers = server.pid, server.keepers()
-    hog = greedy.start(HOGS[what])
+    hog = greedy.start(HOGS[what], env={"FILL": FILL})
 
     def exhausted() -> bool:
         said = (hog.output() + hog.output("stderr")).decode(errors="replace")
