@@ -1,6 +1,6 @@
 # Everything a developer calls. Each target says what it does and is fast when there is nothing to do.
 .DEFAULT_GOAL := help
-.PHONY: help setup programs build demo test quick bench clean
+.PHONY: help setup programs build demo test quick deny bench clean
 
 help: ## Show this list
 	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 18
@@ -22,6 +22,9 @@ test: build ## Run all checks and tests (root); ARGS="-k name" narrows the black
 
 quick: setup programs ## Run what needs no root, in a few minutes
 	@scripts/quick.sh
+
+deny: ## Check licences, bans and sources of dependencies; builds cargo-deny once
+	@scripts/deny.sh
 
 bench: build ## Measure (root)
 	@.venv/bin/python bench/run.py $(ARGS)

@@ -236,6 +236,27 @@ def sandbox_cgroups(node_id: str) -> set[str]:
     return names
 
 
+def host_pids(node_id: str, sandbox_id: str) -> set[int]:
+    """Every process of a sandbox, as the host numbers them."""
+    return {
+        int(pid)
+        for directory in cgroups(f"corral-{node_id}", deep=True)
+        if sandbox_id in Path(directory).parts
+        for pid in Path(directory, "cgroup.procs").read_text().split()
+    }
+
+
+def status_of(pid: int) -> dict[str, str]:
+    """/proc/PID/status."""
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    return {key: value.strip() for key, _, value in (line.partition(":") for line in lines)}
+
+
+def first_process(node_id: str, sandbox_id: str) -> int:
+    """The host's number of a sandbox's PID 1."""
+    return next(pid for pid in host_pids(node_id, sandbox_id) if status_of(pid)["NSpid"].split()[-1] == "1")
+
+
 def processes() -> Iterator[tuple[int, list[str]]]:
     for entry in os.listdir("/proc"):
         if entry.isdigit():

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
+import uuid
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 
 import pytest
 
 import corral
-from support import Server, busybox_rootfs, rss_bytes
+from support import Server, busybox_rootfs, rss_bytes, sandbox_cgroups, until
 
 TINY = corral.Limits(memory_mib=64, cpus=1.0, pids=32, disk_mib=64)
 
@@ -26,6 +30,20 @@ def refused(client: corral.Client) -> corral.CorralError:
     with pytest.raises(corral.CorralError) as caught:
         client.sandboxes.create("bb", limits=TINY)
     return caught.value
+
+
+@contextmanager
+def node(*options: str) -> Iterator[Server]:
+    """A node with the small image, of which nothing may be left."""
+    server = serving(*options)
+    try:
+        with server.client() as client:
+            import_busybox(server, client)
+        yield server
+        assert server.stop() == 0
+        assert not any(server.remains().values()), server.remains()
+    finally:
+        server.end()
 
 
 def test_a_full_node_refuses_and_takes_again() -> None:
@@ -82,3 +100,76 @@ def test_a_hundred_megabytes_of_output_in_constant_memory() -> None:
         assert server.stop() == 0
     finally:
         server.end()
+
+
+BURST = 64
+ONCE = corral.RetryPolicy(attempts=1)
+
+
+@asynccontextmanager
+async def burst(server: Server, policy: corral.RetryPolicy) -> AsyncIterator[list[corral.AsyncSandbox | BaseException]]:
+    """Many creates at once; what they made is removed."""
+    limits = corral.Limits(memory_mib=16, pids=16, disk_mib=8)
+    async with corral.AsyncClient(server.url, server.key, retry=policy) as client:
+        creates = [client.sandboxes.create("bb", limits=limits, max_ttl=600) for _ in range(BURST)]
+        results = await asyncio.gather(*creates, return_exceptions=True)
+        made = [r for r in results if isinstance(r, corral.AsyncSandbox)]
+        yield results
+        await asyncio.gather(*(sandbox.delete() for sandbox in made))
+
+
+async def test_a_burst_over_a_full_start_queue() -> None:
+    with node("--start-queue", "4") as server:
+        async with burst(server, ONCE) as results:
+            made = {r.id for r in results if isinstance(r, corral.AsyncSandbox)}
+            refused = [r for r in results if not isinstance(r, corral.AsyncSandbox)]
+            assert made
+            assert refused, "the queue was full"
+            for error in refused:
+                assert isinstance(error, corral.CorralError), error
+                assert (error.kind, error.status, error.retryable) == ("overloaded", 429, True), error
+                assert error.retry_after is not None
+                assert error.retry_after > 0
+            assert sandbox_cgroups(server.node_id) == made, "a refused create leaves nothing"
+        assert not sandbox_cgroups(server.node_id)
+        async with burst(server, corral.RetryPolicy()) as results:
+            assert all(isinstance(r, corral.AsyncSandbox) for r in results), results
+
+
+@pytest.mark.parametrize(
+    "words", [("--start-queue", "0"), ("--keep-ended", "0s"), ("--keep-ended", "soon"), ("--disk-step-mib", "1")]
+)
+def test_options_that_make_no_sense(server: Server, words: tuple[str, str]) -> None:
+    done = server.cli("up", "--ephemeral", *words)
+    assert done.returncode == 2
+    assert words[0].encode() in done.stderr
+
+
+def test_ended_sandboxes_are_forgotten() -> None:
+    with node("--keep-ended", "2s") as server, server.client() as client:
+        logs, key = server.data / "logs", uuid.uuid4().hex
+        live_key = uuid.uuid4().hex
+        live = client.sandboxes.create("bb", limits=TINY, idempotency_key=live_key)
+        spoken = live.exec("echo kept").command
+        gone = client.sandboxes.create("bb", limits=TINY, idempotency_key=key)
+        gone.exec("echo forgotten")
+        assert (logs / gone.id).is_dir()
+        gone.delete()
+
+        def forgotten() -> bool:
+            try:
+                client.sandboxes.get(gone.id)
+            except corral.NotFound:
+                return True
+            return False
+
+        until(forgotten, 60, "the record of the ended one")
+        assert not (logs / gone.id).exists()
+        assert live.command(spoken.id).output() == b"kept\n", "a live one keeps everything"
+        assert live.exec("echo alive").stdout == "alive\n"
+        assert client.sandboxes.create("bb", limits=TINY, idempotency_key=live_key).id == live.id
+        # Another body under the same key is a mismatch as long as the key is known.
+        again = client.sandboxes.create("bb", limits=TINY, labels={"another": "body"}, idempotency_key=key)
+        assert again.id != gone.id
+        again.delete()
+        live.delete()

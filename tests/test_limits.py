@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
+from pathlib import Path
 
 import pytest
 
 import corral
 from conftest import Make
-from support import python_in, until
+from support import Server, first_process, host_pids, python_in, status_of, until
 
 
 def limits(**more: float) -> corral.Limits:
@@ -23,6 +25,20 @@ def test_memory_beyond_the_limit_ends_the_command_and_says_so(make: Make, debian
     stats = sandbox.stats()
     assert stats.oom_kills >= 1
     assert stats.memory_peak_bytes <= 97 << 20
+
+
+def test_memory_that_takes_the_first_process_ends_the_sandbox(server: Server, make: Make) -> None:
+    sandbox, neighbour = make(limits=limits(memory_mib=48)), make()
+    # The kernel kills the largest: only the host can make that the first process. Files in memory are nobody's size.
+    Path(f"/proc/{first_process(server.node_id, sandbox.id)}/oom_score_adj").write_text("1000")
+    hog = sandbox.start("exec cat /dev/zero > /dev/shm/fill")
+    until(lambda: sandbox.refresh().state == corral.State.ENDED, 60)
+    assert sandbox.status.end is not None
+    assert sandbox.status.end.reason == corral.EndReason.OOM
+    told = hog.refresh().end
+    assert told is not None
+    assert told.type == corral.OutcomeType.SANDBOX_ENDED
+    assert neighbour.exec("echo alive").stdout == "alive\n"
 
 
 def test_files_in_memory_count(make: Make) -> None:
@@ -63,6 +79,37 @@ def test_two_that_burn_share_one_quota(make: Make) -> None:
     assert result.usage.wall_ms >= 2900
     used = sandbox.stats().cpu_ms - before
     assert used <= result.usage.wall_ms * 0.5 + 400
+
+
+CORES = os.cpu_count() or 1
+BURN_EVERYWHERE = f"for n in $(seq {CORES}); do while :; do :; done & done; wait"
+
+
+def test_weights_share_out_what_both_want(make: Make) -> None:
+    light, heavy = (make(limits=limits(cpus=CORES, cpu_weight=weight)) for weight in (100, 400))
+    for sandbox in (light, heavy):
+        sandbox.start(BURN_EVERYWHERE)
+    until(lambda: min(light.stats().cpu_ms, heavy.stats().cpu_ms) > 100, 60, "both burn")
+    before = light.stats().cpu_ms, heavy.stats().cpu_ms
+    until(lambda: heavy.stats().cpu_ms - before[1] > 4000, 120, "the heavy one has burnt on")
+    assert heavy.stats().cpu_ms - before[1] > 1.8 * (light.stats().cpu_ms - before[0])
+
+
+@pytest.mark.skipif(CORES == 1, reason="there is no other core to move to")
+def test_two_that_burn_on_one_core_are_parted(server: Server, make: Make) -> None:
+    def cores(sandbox: corral.Sandbox) -> set[str]:
+        return {status_of(pid)["Cpus_allowed_list"] for pid in host_pids(server.node_id, sandbox.id)}
+
+    made = [make() for _ in range(CORES + 1)]
+    place = {sandbox.id: cores(sandbox) for sandbox in made}
+    one, two = next((a, b) for a in made for b in made if a.id < b.id and place[a.id] == place[b.id])
+    for sandbox in made:
+        if sandbox.id not in {one.id, two.id}:
+            sandbox.delete()
+    for sandbox in (one, two):
+        sandbox.start("while :; do :; done")
+    until(lambda: cores(one) != cores(two), 120, "one of them is moved")
+    until(lambda: len(cores(one)) == len(cores(two)) == 1, 30, "with all its processes")
 
 
 def test_processes(make: Make) -> None:

@@ -13,6 +13,7 @@ use clap_complete::Shell;
 use corral_api::command::StreamName;
 use std::net::SocketAddr;
 use std::path::PathBuf;
+use std::time::Duration;
 
 /// Agent sandboxes for RL training and evaluation.
 #[derive(Debug, Parser)]
@@ -163,6 +164,18 @@ pub struct UpArgs {
     /// Refuse new sandboxes while less memory than this is available.
     #[arg(long, value_name = "MIB")]
     pub memory_floor_mib: Option<u64>,
+    /// The most creates under way at a time; more are refused with a time to come back.
+    #[arg(long, value_name = "N", default_value = "4096", value_parser = values::positive)]
+    pub start_queue: usize,
+    /// How long ended sandboxes, their results and their output stay readable; at least 1s.
+    #[arg(long, value_name = "TIME", default_value = "24h", value_parser = values::keep_time)]
+    pub keep_ended: Duration,
+    /// The space for writable layers is taken from the disk in steps of this size.
+    #[arg(long, value_name = "MIB", default_value = "8192", value_parser = values::disk_step)]
+    pub disk_step_mib: u64,
+    /// Space on the disk of the data directory that is never taken for writable layers.
+    #[arg(long, value_name = "MIB", default_value = "4096")]
+    pub disk_reserve_mib: u32,
     /// Keep everything in a temporary directory that is removed at the end.
     #[arg(long, conflicts_with = "data_dir")]
     pub ephemeral: bool,

@@ -5,6 +5,7 @@ use crate::directory::Directory;
 use crate::edge::edge;
 use crate::metrics::Metrics;
 use crate::node_channel::NodeAddress;
+use crate::only_tls::OnlyTls;
 use crate::refusal::Refusal;
 use crate::state::{GatewayConfig, Gw, Shared};
 use axum::Router;
@@ -131,10 +132,10 @@ impl Gateway {
     }
 }
 
-type TlsServer = Server<SocketAddr, RustlsAcceptor<TcpConfigAcceptor>>;
+type TlsServer = Server<SocketAddr, RustlsAcceptor<OnlyTls<TcpConfigAcceptor>>>;
 
 fn with_tls<A>(server: Server<SocketAddr, A>, config: RustlsConfig) -> TlsServer {
-    server.acceptor(RustlsAcceptor::new(config).acceptor(tcp()))
+    server.acceptor(RustlsAcceptor::new(config).acceptor(OnlyTls(tcp())))
 }
 
 /// Small answers leave at once, and clients that vanished are found out.

@@ -16,8 +16,12 @@ pub struct Balance {
     seen: HashMap<SandboxId, u64>,
 }
 
-/// Share of a core that must differ before a sandbox is moved.
-const WORTH_MOVING_PCT: u64 = 25;
+/// Whether both cores are better off when what makes `pct` of a core's load `here` goes `there`: by a share of the load,
+/// as others than sandboxes may leave them little of a core, and by more than noise.
+fn is_worth_moving(here: u64, there: u64, pct: u64) -> bool {
+    const NOISE_PCT: u64 = 5;
+    here > there + pct + (here / 4).max(NOISE_PCT)
+}
 
 impl Core {
     /// Cores for a new sandbox: those with the fewest sandboxes. Empty = all.
@@ -64,8 +68,7 @@ impl Core {
             let from = *from;
             let Some(to) = (0..self.cores).min_by_key(|c| loads[usize::from(*c)]) else { continue };
             let (here, there) = (loads[usize::from(from)], loads[usize::from(to)]);
-            // Moving must leave both better off.
-            if here > there + pct + WORTH_MOVING_PCT {
+            if is_worth_moving(here, there, pct) {
                 self.move_to(&sandbox, to);
                 loads[usize::from(from)] -= pct;
                 loads[usize::from(to)] += pct;
@@ -96,6 +99,19 @@ fn pick(mut counts: Vec<(usize, u16)>, wanted: usize) -> Vec<u16> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_shares_a_core_is_parted_and_stays() {
+        assert!(is_worth_moving(100, 0, 50));
+        assert!(is_worth_moving(30, 0, 15), "also where others leave little");
+        assert!(!is_worth_moving(50, 0, 50), "alone is alone anywhere");
+        assert!(!is_worth_moving(4, 0, 2), "noise");
+        for (here, there) in (0..=200).flat_map(|h| (0..=200).map(move |t| (h, t))) {
+            for pct in (0..=here).filter(|p| is_worth_moving(here, there, *p)) {
+                assert!(!is_worth_moving(there + pct, here - pct, pct), "{here} {there} {pct}: to and fro");
+            }
+        }
+    }
 
     #[test]
     fn the_emptiest_cores_are_picked() {

@@ -15,7 +15,7 @@ pub struct NodeConfig {
     pub memory_floor_mib: u64,
     /// Sandboxes started at a time.
     pub start_slots: usize,
-    /// Creates that may wait for a start slot.
+    /// Creates under way at a time, those that wait for a start slot included.
     pub start_queue: usize,
     /// How long ended sandboxes, their results and logs stay readable.
     pub keep_ended: Duration,

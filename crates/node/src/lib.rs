@@ -13,6 +13,7 @@
 
 mod adopt;
 mod balance;
+mod ballast;
 mod clock;
 mod commands;
 mod config;
@@ -30,4 +31,5 @@ mod start;
 mod upkeep;
 
 pub use config::NodeConfig;
+pub use corral_runtime::writable::WritableConfig;
 pub use start::{Node, NodeHandle, StartError};

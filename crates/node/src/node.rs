@@ -1,5 +1,6 @@
 //! The node's state, shared by everything that serves it.
 
+use crate::ballast::Ballast;
 use crate::config::NodeConfig;
 use crate::events::Events;
 use crate::keepers::Keepers;
@@ -35,6 +36,8 @@ pub struct Core {
     pub keepers: Keepers,
     /// Layers.
     pub layers: LayerStore,
+    /// Room on the disk for what runs.
+    pub ballast: Ballast,
     /// Counters.
     pub metrics: Metrics,
     /// Cores of the host.
@@ -89,6 +92,7 @@ impl Core {
             id,
             starts: Semaphore::new(config.start_slots),
             removals: Semaphore::new(config.start_slots),
+            ballast: Ballast::new(&config.data_dir),
             config,
             ledger,
             events: Events::after(last_event),

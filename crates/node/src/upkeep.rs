@@ -1,7 +1,7 @@
 //! What happens by the clock: ends by TTL, space for writable layers, forgetting what ended long ago, balancing cores.
 
 use crate::balance::Balance;
-use crate::ledger::Change;
+use crate::ledger::{Change, FORGET_BATCH, LedgerError};
 use crate::node::Core;
 use corral_api::ids::SandboxId;
 use corral_api::sandbox::{EndReason, EndStatus, State};
@@ -12,8 +12,8 @@ use std::time::Duration;
 const TICK: Duration = Duration::from_millis(250);
 /// Ticks between rounds of the slower work.
 const SLOW_TICKS: u32 = 8;
-/// Ticks between rounds of forgetting.
-const FORGET_TICKS: u32 = 240;
+/// The longest time between rounds of forgetting.
+const FORGET_EVERY: Duration = Duration::from_secs(60);
 /// Most events kept.
 const EVENTS_KEPT: u64 = 1_000_000;
 
@@ -43,9 +43,11 @@ impl Core {
         let mut ticks = tokio::time::interval(TICK);
         ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Skip);
         let mut balance = Balance::default();
+        let forget_ticks = forget_ticks(self.config.keep_ended);
         for round in 1u32.. {
             ticks.tick().await;
             self.end_overdue();
+            self.ballast.keep();
             if round % SLOW_TICKS == 0 {
                 let this = self.clone();
                 let mut own = std::mem::take(&mut balance);
@@ -55,7 +57,7 @@ impl Core {
                 });
                 balance = done.await.unwrap_or_default();
             }
-            if round % FORGET_TICKS == 1 {
+            if (round - 1) % forget_ticks == 0 {
                 self.forget_old().await;
             }
         }
@@ -92,16 +94,27 @@ impl Core {
         self.rebalance(balance, elapsed);
     }
 
-    /// Forgets ended sandboxes, keys and events that are old or too many.
+    /// Forgets ended sandboxes, keys and events that are old or too many, a batch at a time.
     async fn forget_old(self: &Arc<Self>) {
         let before_ms = crate::clock::now_ms().saturating_sub(self.config.keep_ended.as_millis() as u64);
         let keep = self.config.keep_ended_count;
-        let old = match self.read_ledger(move |ledger| ledger.forgettable(before_ms, keep)).await {
-            Ok(old) => old,
-            Err(problem) => return tracing::error!(%problem, "old sandboxes cannot be found"),
-        };
-        let this = self.clone();
-        let ids: Vec<SandboxId> = old.clone();
+        loop {
+            let old = match self.read_ledger(move |ledger| ledger.forgettable(before_ms, keep)).await {
+                Ok(old) => old,
+                Err(problem) => return tracing::error!(%problem, "old sandboxes cannot be found"),
+            };
+            let more = old.len() == FORGET_BATCH;
+            if let Err(error) = self.forget(old, before_ms).await {
+                return tracing::error!(error = %crate::error::chain(&error), "old sandboxes cannot be forgotten");
+            }
+            if !more {
+                return;
+            }
+        }
+    }
+
+    async fn forget(self: &Arc<Self>, old: Vec<SandboxId>, before_ms: u64) -> Result<(), LedgerError> {
+        let (this, ids) = (self.clone(), old.clone());
         let removed = tokio::task::spawn_blocking(move || {
             for id in &ids {
                 // One that never ran a command has none.
@@ -111,6 +124,24 @@ impl Core {
         removed.await.unwrap_or(());
         let mut changes: Vec<Change> = old.into_iter().map(Change::Forget).collect();
         changes.push(Change::Trim { before_ms, events: EVENTS_KEPT });
-        self.ledger.post(changes);
+        self.ledger.write(changes).await
+    }
+}
+
+/// Ticks between rounds of forgetting: a short keep time is kept to.
+fn forget_ticks(keep: Duration) -> u32 {
+    let every = FORGET_EVERY.min(keep / 2);
+    u32::try_from(every.as_millis() / TICK.as_millis()).unwrap_or(u32::MAX).max(1)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn forgetting_comes_by_the_minute_or_twice_in_the_keep_time() {
+        assert_eq!(forget_ticks(Duration::from_secs(24 * 3600)), 240);
+        assert_eq!(forget_ticks(Duration::from_secs(2)), 4);
+        assert_eq!(forget_ticks(Duration::from_millis(1)), 1);
     }
 }

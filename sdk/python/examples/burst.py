@@ -22,6 +22,8 @@ async def main(environment: str, count: int) -> None:
     print(f"{count - len(failed)} of {count} sandboxes in {time.perf_counter() - began:.1f} s")
     for error in failed[:5]:
         print("failed:", error)
+    if failed:
+        sys.exit(1)
 
 
 if __name__ == "__main__":

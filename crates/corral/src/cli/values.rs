@@ -2,6 +2,7 @@
 
 use corral_api::command::StreamName;
 use corral_api::image::LayerKind;
+use std::time::Duration;
 
 /// A key and its value.
 pub type Pair = (String, String);
@@ -35,6 +36,38 @@ pub fn milliseconds(text: &str) -> Result<u64, String> {
     number.checked_mul(scale).ok_or_else(|| "the time is too long".into())
 }
 
+/// How long ended sandboxes are kept: a time from a second on.
+///
+/// # Errors
+/// It is no time, or shorter.
+pub fn keep_time(text: &str) -> Result<Duration, String> {
+    match milliseconds(text)? {
+        0..1000 => Err("expected at least 1s: callers read results after the end".into()),
+        ms => Ok(Duration::from_millis(ms)),
+    }
+}
+
+/// A number from one on.
+///
+/// # Errors
+/// It is no such number.
+pub fn positive(text: &str) -> Result<usize, String> {
+    text.parse().ok().filter(|n| *n > 0).ok_or_else(|| "expected a number from 1 on".into())
+}
+
+/// Size of the image for writable layers, in MiB: smaller than the least, btrfs cannot be made in it.
+///
+/// # Errors
+/// It is no such size.
+pub fn disk_step(text: &str) -> Result<u64, String> {
+    const LEAST_MIB: u64 = 256;
+    const MOST_MIB: u64 = 1 << 24;
+    text.parse()
+        .ok()
+        .filter(|mib| (LEAST_MIB..=MOST_MIB).contains(mib))
+        .ok_or_else(|| format!("expected a number from {LEAST_MIB} to {MOST_MIB}"))
+}
+
 pub fn stream_name(text: &str) -> Result<StreamName, String> {
     match text {
         "stdout" => Ok(StreamName::Stdout),
@@ -63,6 +96,9 @@ mod tests {
         for bad in ["", "s", "-1s", "1d", "1.5s", "99999999999999999999h"] {
             assert!(milliseconds(bad).is_err(), "{bad}");
         }
+        assert_eq!(keep_time("1s"), Ok(Duration::from_secs(1)));
+        assert_eq!((positive("1"), disk_step("256")), (Ok(1), Ok(256)));
+        assert!(keep_time("999ms").is_err() && positive("0").is_err() && disk_step("255").is_err());
         assert_eq!(key_value("A=b=c"), Ok(("A".into(), "b=c".into())));
         assert!(key_value("=b").is_err() && key_value("A").is_err());
     }

@@ -36,6 +36,10 @@ pub async fn run(args: &UpArgs, server: &ServerArgs, json: bool) -> anyhow::Resu
         data_dir: data.path().to_owned(),
         max_live: args.max_live,
         memory_floor_mib: args.memory_floor_mib,
+        start_queue: args.start_queue,
+        keep_ended: args.keep_ended,
+        disk_step_mib: args.disk_step_mib,
+        disk_reserve_mib: args.disk_reserve_mib,
         ephemeral: args.ephemeral,
     };
     let node = node::start(&options).await?;

@@ -1,9 +1,10 @@
 //! The node of `corral up`: what is needed of it here, and where it is started.
 
 use corral_api::ids::NodeId;
-use corral_node::{Node, NodeConfig};
+use corral_node::{Node, NodeConfig, WritableConfig};
 use std::path::PathBuf;
 use std::pin::Pin;
+use std::time::Duration;
 use tokio_util::sync::CancellationToken;
 
 /// Settings for the node.
@@ -15,6 +16,14 @@ pub struct NodeOptions {
     pub max_live: Option<u64>,
     /// Memory that must stay available.
     pub memory_floor_mib: Option<u64>,
+    /// Creates under way at a time.
+    pub start_queue: usize,
+    /// How long ended sandboxes stay readable.
+    pub keep_ended: Duration,
+    /// The step by which the space for writable layers grows.
+    pub disk_step_mib: u64,
+    /// Space on the disk that writable layers leave.
+    pub disk_reserve_mib: u32,
     /// Nothing outlives the process.
     pub ephemeral: bool,
 }
@@ -43,6 +52,9 @@ pub async fn start(options: &NodeOptions) -> anyhow::Result<LocalNode> {
     if let Some(floor) = options.memory_floor_mib {
         config.memory_floor_mib = floor;
     }
+    config.start_queue = options.start_queue;
+    config.keep_ended = options.keep_ended;
+    config.writable = WritableConfig::of(options.disk_step_mib << 20, u64::from(options.disk_reserve_mib) << 20);
     let mut handle = Node::start(config).await?;
     let id = handle.id().clone();
     let socket = options.data_dir.join("node.sock");

@@ -138,6 +138,7 @@ impl Core {
             },
         };
         // The intent is in the ledger before the process can be.
+        self.ballast.keep();
         let logs = make_logs(&self.log_dir(&sandbox.id), &record.id, &io)?;
         self.ledger
             .write(vec![Change::Command(Box::new(record.clone()))])

@@ -85,7 +85,7 @@ impl Core {
         }
         match (exit.code, exit.signal) {
             (Some(code), _) => Outcome::Exited { code },
-            (None, Some(libc::SIGKILL)) if sandbox.lock().ending.is_some() => Outcome::SandboxEnded,
+            (None, Some(libc::SIGKILL)) if is_ending(sandbox) => Outcome::SandboxEnded,
             (None, Some(signal)) => {
                 let mut oom = false;
                 if signal == libc::SIGKILL {
@@ -112,5 +112,38 @@ impl Core {
             let totals = command.progress.borrow().totals;
             self.settle(sandbox, command, outcome, [totals[0], totals[1]], None, false);
         }
+    }
+}
+
+/// Whether a sandbox is being ended, or its first process is on its way out and takes all others with it: these are
+/// reported first.
+fn is_ending(sandbox: &Sandbox) -> bool {
+    let (ending, init) = {
+        let inner = sandbox.lock();
+        (inner.ending.is_some(), inner.init)
+    };
+    ending || sandbox.pulse.borrow().dead || is_exiting(init)
+}
+
+/// Whether a process is exiting, or gone.
+fn is_exiting(pid: i32) -> bool {
+    /// Of the kernel's include/linux/sched.h.
+    const PF_EXITING: u32 = 4;
+    /// Place of the flags behind the name: proc_pid_stat(5).
+    const FLAGS: usize = 6;
+    let text = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+    let fields = text.rsplit_once(')').map(|(_, rest)| rest.split_whitespace());
+    let flags = fields.and_then(|mut f| f.nth(FLAGS)?.parse::<u32>().ok());
+    flags.is_none_or(|flags| flags & PF_EXITING != 0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_process_that_runs_is_not_exiting() {
+        assert!(!is_exiting(std::process::id() as i32));
+        assert!(is_exiting(0), "there is none");
     }
 }

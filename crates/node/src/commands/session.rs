@@ -151,6 +151,7 @@ impl Core {
             strike(sandbox, &command, problem.clone());
             return Err(problem.sandbox(&sandbox.id));
         }
+        self.ballast.keep();
         self.ledger
             .write(vec![Change::Command(Box::new(record))])
             .await

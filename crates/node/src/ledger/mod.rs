@@ -17,6 +17,9 @@ use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 use tokio::sync::{mpsc, oneshot};
 
+/// Most sandboxes forgotten at a time, so that the writer is not held up.
+pub const FORGET_BATCH: usize = 500;
+
 /// A failure of the ledger.
 #[derive(Debug, thiserror::Error)]
 pub enum LedgerError {
@@ -69,7 +72,7 @@ pub enum Change {
     Event(Box<Event>),
     /// Forget an ended sandbox with its commands.
     Forget(SandboxId),
-    /// Forget keys and events from before this time, and all but so many events.
+    /// Forget keys of forgotten sandboxes, and events from before this time and all but so many.
     Trim {
         /// Milliseconds since 1970.
         before_ms: u64,
@@ -278,7 +281,7 @@ fn apply(t: &rusqlite::Transaction<'_>, change: &Change) -> rusqlite::Result<()>
             t.prepare_cached("DELETE FROM commands WHERE sandbox = ?1")?.execute([id.as_str()])?;
         }
         Change::Trim { before_ms, events } => {
-            t.prepare_cached("DELETE FROM keys WHERE at_ms < ?1")?.execute([before_ms])?;
+            t.prepare_cached("DELETE FROM keys WHERE sandbox NOT IN (SELECT id FROM sandboxes)")?.execute([])?;
             t.prepare_cached("DELETE FROM events WHERE at_ms < ?1 OR seq <= (SELECT max(seq) FROM events) - ?2")?
                 .execute(params![before_ms, events])?;
         }

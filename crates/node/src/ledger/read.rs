@@ -1,6 +1,6 @@
 //! Reading the ledger. All calls block shortly; the async side calls them on a blocking thread.
 
-use super::{CommandRecord, Ledger, LedgerError, SandboxRecord};
+use super::{CommandRecord, FORGET_BATCH, Ledger, LedgerError, SandboxRecord};
 use corral_api::digest::Digest;
 use corral_api::ids::{CommandId, SandboxId};
 use corral_api::sandbox::Event;
@@ -167,8 +167,6 @@ impl Ledger {
     /// # Errors
     /// When the database refuses.
     pub fn forgettable(&self, before_ms: u64, keep: u64) -> Result<Vec<SandboxId>, LedgerError> {
-        /// Most at a time, so that the writer is not held up.
-        const BATCH: u32 = 500;
         let reader = self.lock_reader();
         let mut statement = reader
             .prepare_cached(
@@ -177,7 +175,7 @@ impl Ledger {
             )
             .map_err(self.failed("read"))?;
         let rows = statement
-            .query_map(params![before_ms, keep, BATCH], |r| r.get::<_, String>(0))
+            .query_map(params![before_ms, keep, FORGET_BATCH], |r| r.get::<_, String>(0))
             .map_err(self.failed("read"))?;
         let mut ids = Vec::new();
         for row in rows {

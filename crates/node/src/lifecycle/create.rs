@@ -13,6 +13,9 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Instant;
 
+/// A full disk is not emptied at once.
+const DISK_RETRY_AFTER_MS: u64 = 5000;
+
 /// No cores in particular.
 pub const AFFINITY_NONE: Vec<u16> = Vec::new();
 
@@ -244,9 +247,14 @@ impl Core {
         if memory.available_bytes < self.config.memory_floor_mib << 20 {
             return Err(overloaded("the host has too little memory available"));
         }
+        if crate::ballast::free_bytes(&self.config.data_dir.join("ledger.db")) < crate::ballast::CREATE_FLOOR {
+            let text = "the disk of the node is full";
+            return Err(Problem::new(ErrorKind::InsufficientStorage, text).retry_after_ms(DISK_RETRY_AFTER_MS));
+        }
         let space = self.containers.writable().space();
         if space.free_bytes < self.config.writable.low_water_bytes {
-            self.containers.writable().ensure_room().map_err(|e| runtime_problem(&e).retry_after_ms(5000))?;
+            let grown = self.containers.writable().ensure_room();
+            grown.map_err(|e| runtime_problem(&e).retry_after_ms(DISK_RETRY_AFTER_MS))?;
         }
         Ok(())
     }

@@ -27,7 +27,14 @@ pub struct WritableConfig {
 
 impl Default for WritableConfig {
     fn default() -> Self {
-        Self { step_bytes: 8 << 30, reserve_bytes: 4 << 30, low_water_bytes: 2 << 30 }
+        Self::of(8 << 30, 4 << 30)
+    }
+}
+
+impl WritableConfig {
+    /// Settings that follow from the step and the reserve.
+    pub fn of(step_bytes: u64, reserve_bytes: u64) -> Self {
+        Self { step_bytes, reserve_bytes, low_water_bytes: step_bytes / 4 }
     }
 }
 

@@ -118,7 +118,8 @@ class AsyncTransport:
                 except httpx.TransportError as error:
                     sent = not isinstance(error, _NOT_SENT)
                     failure: CorralError = _failed(error, self.endpoint.url)
-                    wait = attempts.wait() if not sent or request.repeat is Repeat.SAFE else None
+                    again = failure.retryable and (not sent or request.repeat is Repeat.SAFE)
+                    wait = attempts.wait() if again else None
                     lost = lost or sent
                 else:
                     try:
@@ -168,9 +169,16 @@ def _failed(error: httpx.TransportError, url: str) -> ConnectionFailed:
     text = f"{type(error).__name__} at {url}"
     if str(error):
         text += f": {error}"
-    failure = ConnectionFailed(text, retryable=True)
+    failure = ConnectionFailed(text, retryable=not _is_distrust(error))
     failure.__cause__ = error
     return failure
+
+
+def _is_distrust(error: BaseException | None) -> bool:
+    """Whether the server's certificate was refused: it would be again."""
+    while error is not None and not isinstance(error, ssl.SSLCertVerificationError):
+        error = error.__cause__ or error.__context__
+    return error is not None
 
 
 async def _read_quietly(response: httpx.Response) -> bytes:
