@@ -5,7 +5,7 @@
 //! shell's logs between two statuses: no marks in the output, nothing to forge in it.
 
 use super::Command;
-use super::exec::{Enlisted, Start, default_bounds, enlist, strike};
+use super::exec::{Enlisted, Start, default_bounds, enlist};
 use crate::ledger::{Change, CommandRecord};
 use crate::node::Core;
 use crate::sandbox::Sandbox;
@@ -59,19 +59,12 @@ impl Core {
         let mut last = Problem::new(ErrorKind::CommandNotStarted, "no shell");
         for shell in shells {
             let start = Start {
-                argv: vec![shell],
                 env: spec.env.clone(),
                 cwd: spec.cwd.clone(),
                 user: spec.user.clone(),
-                stdin: None,
                 open_stdin: true,
-                merge: false,
-                terminal: None,
                 shell_of: Some(id.clone()),
-                timeout_ms: 0,
-                max_output_bytes: 0,
-                step_key: None,
-                body: Digest::of(id.as_str().as_bytes()),
+                ..Start::new(CommandId::random(), vec![shell], Digest::of(id.as_str().as_bytes()))
             };
             let (this, of) = (self.clone(), sandbox.clone());
             let started = tokio::spawn(async move { this.start_or_find(&of, start).await })
@@ -148,13 +141,14 @@ impl Core {
         };
         if !session.shell.is_running() {
             let problem = Problem::new(ErrorKind::Conflict, "the session is closed: its shell has ended");
-            strike(sandbox, &command, problem.clone());
+            self.not_started(sandbox, &command, &problem);
             return Err(problem.sandbox(&sandbox.id));
         }
-        self.ledger
-            .write(vec![Change::Command(Box::new(record))])
-            .await
-            .map_err(|e| crate::error::ledger_problem(&e))?;
+        if let Err(error) = self.ledger.write(vec![Change::Command(Box::new(record))]).await {
+            let problem = crate::error::ledger_problem(&error);
+            self.not_started(sandbox, &command, &problem);
+            return Err(problem.sandbox(&sandbox.id));
+        }
         let what = EventKind::CommandStarted { command_id: command.id.clone() };
         self.events.record(&self.ledger, &sandbox.id, what, Vec::new());
         if let Err(problem) = self.write_input(sandbox, &session.shell, script(&run.command).as_bytes(), false).await {

@@ -26,6 +26,9 @@ pub struct SandboxRecord {
     pub environment: ResolvedEnvironment,
     /// The caller's settings.
     pub spec: SandboxSpec,
+    /// The command it starts with, where its environment has an entry point.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub entrypoint: Option<CommandId>,
     /// Creation.
     pub created_ms: u64,
     /// First time it ran.
@@ -56,6 +59,8 @@ impl SandboxRecord {
             idle_ttl_ms: self.spec.idle_ttl_ms,
             max_ttl_ms: self.spec.max_ttl_ms,
             auto_resume: self.spec.auto_resume,
+            // Its command exists from the moment it runs.
+            entrypoint_command_id: self.started_ms.and_then(|_| self.entrypoint.clone()),
         }
     }
 }

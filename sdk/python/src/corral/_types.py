@@ -9,7 +9,7 @@ import functools
 import re
 import types
 import typing
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from typing import Any, TypeVar
@@ -111,6 +111,7 @@ class OutcomeType(_OpenEnum):
     TIMED_OUT = "timed_out"
     SANDBOX_ENDED = "sandbox_ended"
     OUTCOME_UNKNOWN = "outcome_unknown"
+    NOT_STARTED = "not_started"
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,6 +148,10 @@ class EnvironmentSpec:
     """Working directory instead of the image's."""
     user: str | None = None
     """User instead of the image's."""
+    entrypoint: tuple[str, ...] | None = None
+    """What sandboxes start with instead of the image's entry point and its arguments; empty: nothing."""
+    cmd: tuple[str, ...] | None = None
+    """Arguments of the entry point instead of the image's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,6 +168,10 @@ class SandboxSpec:
     """Limits; the server's where absent."""
     env: Mapping[str, str] | None = None
     """Variables of every command."""
+    entrypoint: Sequence[str] | None = None
+    """What it starts with instead of the environment's entry point and its arguments; empty: nothing."""
+    cmd: Sequence[str] | None = None
+    """Arguments of the entry point instead of the environment's."""
     labels: Mapping[str, str] | None = None
     """Labels to find it by."""
     hostname: str | None = None
@@ -191,6 +200,9 @@ class SandboxSpec:
         for name, value in (("env", self.env), ("labels", self.labels)):
             if value:
                 body[name] = dict(value)
+        for name, words in (("entrypoint", self.entrypoint), ("cmd", self.cmd)):
+            if words is not None:
+                body[name] = list(words)
         if self.hostname:
             body["hostname"] = self.hostname
         for name, seconds in (("idle_ttl_ms", self.idle_ttl), ("max_ttl_ms", self.max_ttl)):
@@ -247,6 +259,8 @@ class SandboxStatus:
     """Whole life, 0 = unlimited."""
     auto_resume: bool = True
     """Whether requests resume it when it is paused."""
+    entrypoint_command_id: str | None = None
+    """The command it started with, where its environment has an entry point."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -283,6 +297,8 @@ class Outcome:
     """The kernel killed it because the sandbox's memory was used up."""
     timeout_ms: int | None = None
     """The limit, for ``timed_out``."""
+    message: str | None = None
+    """Why not, for ``not_started``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -349,7 +365,7 @@ class ExecResult:
     """What a command left."""
 
     exit_code: int
-    """As a shell reports it: the code, 128 + signal, 124 after its limit, 125 when nothing is known."""
+    """As a shell reports it: the code, 128 + signal, 124 after its limit, 125 when there is none."""
     stdout_bytes: bytes
     """What was kept of standard output."""
     stderr_bytes: bytes
@@ -503,9 +519,9 @@ class ImageConfig:
     user: str = ""
     """User; empty means root."""
     entrypoint: tuple[str, ...] = ()
-    """Entry point."""
+    """What every sandbox starts with, ``cmd`` as its arguments."""
     cmd: tuple[str, ...] = ()
-    """Default arguments."""
+    """Arguments of the entry point; without one, nothing runs them."""
     labels: dict[str, str] = field(default_factory=dict)
     """Labels."""
 
