@@ -267,7 +267,7 @@ async def test_a_thousand_at_a_time_share_one_client() -> None:
         writer.close()
 
     async with await asyncio.start_server(serve, "127.0.0.1", 0, backlog=1024) as server:
-        url = "http://127.0.0.1:{}".format(server.sockets[0].getsockname()[1])
+        url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
         async with corral.AsyncClient(url, "k") as c:
             results = await asyncio.gather(*(c.sandbox("s1").exec(["echo", str(n)]) for n in range(1000)))
     assert [r.stdout for r in results] == [str(n) for n in range(1000)]
