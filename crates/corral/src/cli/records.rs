@@ -112,7 +112,7 @@ pub enum EnvCommand {
 Examples:
   corral env create task-17 --base python --workspace sha256:… -w /work
   corral env create task-17 --file task.json")]
-    Create(EnvCreateArgs),
+    Create(Box<EnvCreateArgs>),
     /// List environments.
     Ls,
     /// Print an environment's record.
