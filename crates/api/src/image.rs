@@ -52,6 +52,16 @@ pub struct ImageConfig {
 }
 
 impl ImageConfig {
+    /// A path as commands mean it: from the working directory, which is `/` where none is named.
+    pub fn absolute(&self, path: &str) -> String {
+        let workdir = if self.workdir.is_empty() { "/" } else { &self.workdir };
+        match path {
+            "" => workdir.to_owned(),
+            _ if path.starts_with('/') => path.to_owned(),
+            _ => format!("{}/{path}", workdir.trim_end_matches('/')),
+        }
+    }
+
     /// The command a sandbox starts with: the entry point and its arguments, or none.
     pub fn startup(&self) -> Option<Vec<String>> {
         (!self.entrypoint.is_empty()).then(|| [self.entrypoint.as_slice(), &self.cmd].concat())
@@ -143,6 +153,17 @@ mod tests {
 
     fn words(text: &str) -> Vec<String> {
         text.split_whitespace().map(str::to_owned).collect()
+    }
+
+    #[test]
+    fn paths_are_taken_from_the_working_directory() {
+        let at = |workdir: &str, path: &str| {
+            ImageConfig { workdir: workdir.into(), ..ImageConfig::default() }.absolute(path)
+        };
+        assert_eq!(
+            [at("", ""), at("", "a"), at("/w", ""), at("/w/", "a"), at("/w", "/a")],
+            ["/", "/a", "/w", "/w/a", "/a"]
+        );
     }
 
     #[test]

@@ -10,7 +10,7 @@ use corral_api::digest::Digest;
 use corral_api::ids::{CommandId, SandboxId, SessionId};
 use corral_api::problem::{ErrorKind, Problem};
 use corral_api::sandbox::EventKind;
-use corral_keeper::protocol::{Io, LogBounds, Program};
+use corral_keeper::protocol::{Io, Program};
 use corral_runtime::container::ProcessSpec;
 use corral_runtime::users::{self, User};
 use std::collections::BTreeMap;
@@ -75,22 +75,13 @@ impl Start {
     pub fn record(&self, sandbox: &SandboxId) -> CommandRecord {
         let half = if self.max_output_bytes == 0 { DEFAULT_OUTPUT_BYTES } else { self.max_output_bytes } / 2;
         CommandRecord {
-            sandbox: sandbox.clone(),
-            id: self.id.clone(),
             session: self.shell_of.clone(),
-            argv: self.argv.clone(),
             step_key: self.step_key.clone(),
-            body: self.body,
             head_bytes: half.max(1),
             tail_bytes: half,
             is_shell: self.shell_of.is_some(),
-            within: None,
             timeout_ms: self.timeout_ms,
-            started_ms: crate::clock::now_ms(),
-            ended_ms: None,
-            end: None,
-            totals: [0; 2],
-            usage: None,
+            ..CommandRecord::new(sandbox.clone(), self.id.clone(), self.argv.clone(), self.body)
         }
     }
 }
@@ -326,13 +317,11 @@ fn program(start: &Start, config: &corral_api::image::ImageConfig, user: &User) 
         env.insert("TERM", "xterm-256color");
     }
     env.extend(config.env.iter().chain(&start.env).map(|(k, v)| (k.as_str(), v.as_str())));
-    let workdir = if config.workdir.is_empty() { "/" } else { &config.workdir };
-    let cwd = match &start.cwd {
-        Some(cwd) if cwd.starts_with('/') => cwd.clone(),
-        Some(cwd) => format!("{}/{cwd}", workdir.trim_end_matches('/')),
-        None => workdir.to_owned(),
-    };
-    Program { argv: start.argv.clone(), env: env.iter().map(|(k, v)| format!("{k}={v}")).collect(), cwd }
+    Program {
+        argv: start.argv.clone(),
+        env: env.iter().map(|(k, v)| format!("{k}={v}")).collect(),
+        cwd: config.absolute(start.cwd.as_deref().unwrap_or_default()),
+    }
 }
 
 /// Makes a command's empty log files, in the order the keeper takes them.
@@ -382,9 +371,4 @@ fn make_logs(dir: &Path, id: &CommandId, io: &Io) -> Result<Vec<OwnedFd>, Proble
 pub(super) fn sender(fd: OwnedFd) -> std::io::Result<pipe::Sender> {
     rustix::io::ioctl_fionbio(&fd, true)?;
     pipe::Sender::from_owned_fd_unchecked(fd)
-}
-
-/// Bounds of logs that are asked for by session shells: as of commands.
-pub(super) const fn default_bounds() -> LogBounds {
-    LogBounds { head_bytes: DEFAULT_OUTPUT_BYTES / 2, tail_bytes: DEFAULT_OUTPUT_BYTES / 2 }
 }

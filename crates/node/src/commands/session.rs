@@ -5,8 +5,8 @@
 //! shell's logs between two statuses: no marks in the output, nothing to forge in it.
 
 use super::Command;
-use super::exec::{Enlisted, Start, default_bounds, enlist};
-use crate::ledger::{Change, CommandRecord};
+use super::exec::{Enlisted, Start, enlist};
+use crate::ledger::{Change, CommandRecord, DEFAULT_BOUNDS};
 use crate::node::Core;
 use crate::sandbox::Sandbox;
 use corral_api::command::{Outcome, SessionRun, SessionSpec, SessionStatus, Usage};
@@ -115,22 +115,11 @@ impl Core {
         let _turn = session.turn.lock().await;
         let before = session.shell.progress.borrow().totals;
         let record = CommandRecord {
-            sandbox: sandbox.id.clone(),
-            id: CommandId::random(),
             session: Some(session.id.clone()),
-            argv: vec![run.command.clone()],
             step_key: run.step_key.clone(),
-            body,
-            head_bytes: default_bounds().head_bytes,
-            tail_bytes: default_bounds().tail_bytes,
-            is_shell: false,
             within: Some(crate::ledger::Within { shell: session.shell.id.clone(), from: [before[0], before[1]] }),
             timeout_ms: run.timeout_ms,
-            started_ms: crate::clock::now_ms(),
-            ended_ms: None,
-            end: None,
-            totals: [0; 2],
-            usage: None,
+            ..CommandRecord::new(sandbox.id.clone(), CommandId::random(), vec![run.command.clone()], body)
         };
         let command = match enlist(sandbox, record.clone())? {
             Enlisted::New(command) => command,
@@ -206,7 +195,7 @@ impl Core {
 
     fn read_status(&self, session: &Session, told: u64) -> Option<i32> {
         let path = self.log_dir(&session.shell.sandbox).join(format!("{}.ctl", session.shell.id));
-        let log = LogReader::open(&path, default_bounds()).ok()?;
+        let log = LogReader::open(&path, DEFAULT_BOUNDS).ok()?;
         let total = session.shell.progress.borrow().totals[2];
         let bytes = log.read(told, 64, total).ok()?.bytes;
         std::str::from_utf8(&bytes).ok()?.lines().next()?.trim().parse().ok()

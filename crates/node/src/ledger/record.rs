@@ -1,6 +1,6 @@
 //! Records of the ledger, versioned: fields are only ever added, with defaults.
 
-use corral_api::command::{CommandStatus, Outcome, StreamStatus, Usage};
+use corral_api::command::{CommandStatus, DEFAULT_OUTPUT_BYTES, Outcome, StreamStatus, Usage};
 use corral_api::digest::Digest;
 use corral_api::environment::ResolvedEnvironment;
 use corral_api::ids::{CommandId, SandboxId, SessionId};
@@ -119,7 +119,33 @@ pub struct Within {
     pub from: [u64; 2],
 }
 
+/// Bounds of a command's logs where none are asked for; those of a session's shell.
+pub const DEFAULT_BOUNDS: LogBounds =
+    LogBounds { head_bytes: DEFAULT_OUTPUT_BYTES / 2, tail_bytes: DEFAULT_OUTPUT_BYTES / 2 };
+
 impl CommandRecord {
+    /// A command that begins now, without limit or settings of its own.
+    pub fn new(sandbox: SandboxId, id: CommandId, argv: Vec<String>, body: Digest) -> Self {
+        Self {
+            sandbox,
+            id,
+            session: None,
+            argv,
+            step_key: None,
+            body,
+            head_bytes: DEFAULT_BOUNDS.head_bytes,
+            tail_bytes: DEFAULT_BOUNDS.tail_bytes,
+            is_shell: false,
+            within: None,
+            timeout_ms: 0,
+            started_ms: crate::clock::now_ms(),
+            ended_ms: None,
+            end: None,
+            totals: [0; 2],
+            usage: None,
+        }
+    }
+
     /// Bounds of its logs.
     pub fn bounds(&self) -> LogBounds {
         LogBounds { head_bytes: self.head_bytes, tail_bytes: self.tail_bytes }
