@@ -266,6 +266,8 @@ pub(super) fn enlist(sandbox: &Sandbox, record: CommandRecord) -> Result<Enliste
 
 fn checked(spec: ExecSpec, terminal: Option<Terminal>) -> Result<Start, Problem> {
     let bad = |text: String| Problem::new(ErrorKind::InvalidRequest, text);
+    // How the caller waits is no part of what runs.
+    let spec = ExecSpec { background: false, ..spec };
     let canonical = serde_json::to_vec(&spec).map_err(|e| bad(e.to_string()))?;
     let argv = match (spec.argv.is_empty(), spec.shell) {
         (false, None) => spec.argv,
