@@ -162,6 +162,17 @@ def test_a_step_runs_once(box: corral.Sandbox) -> None:
     assert box.exec("wc -l < /tmp/log").stdout == "1\n"
 
 
+def test_a_step_is_found_however_it_is_waited_for(box: corral.Sandbox) -> None:
+    step = "echo ran >> /tmp/log; wc -l < /tmp/log"
+    first = box.exec(step, step_key="waited for")
+    again = box.start(step, step_key="waited for")
+    assert (again.id, again.status.running) == (first.command.id, False)
+    begun = box.start("sleep 1; echo late", step_key="begun")
+    result = box.exec("sleep 1; echo late", step_key="begun")
+    assert (result.command.id, result.stdout) == (begun.id, "late\n")
+    assert box.exec("wc -l < /tmp/log").stdout == "1\n"
+
+
 def test_a_step_sent_twice_at_once_runs_once(box: corral.Sandbox) -> None:
     step = "echo ran >> /tmp/log; sleep 1; wc -l < /tmp/log"
     running = [box.start(step, step_key="k") for _ in range(4)]

@@ -46,6 +46,28 @@ pub struct ExecSpec {
     pub merge_stderr: bool,
 }
 
+/// Refuses a program and arguments that no process can be given. An empty list is for the caller to judge.
+///
+/// # Errors
+/// A text that begins with `name`.
+pub fn check_argv(name: &str, argv: &[String]) -> Result<(), String> {
+    if argv.first().is_some_and(String::is_empty) {
+        return Err(format!("{name}: the program is empty"));
+    }
+    check_arguments(name, argv)
+}
+
+/// Refuses arguments that no process can be given.
+///
+/// # Errors
+/// A text that begins with `name`.
+pub fn check_arguments(name: &str, arguments: &[String]) -> Result<(), String> {
+    if arguments.iter().any(|a| a.contains('\0')) {
+        return Err(format!("{name}: an argument holds a NUL byte"));
+    }
+    Ok(())
+}
+
 /// How a command ended.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(tag = "outcome", rename_all = "snake_case")]
@@ -73,16 +95,21 @@ pub enum Outcome {
     SandboxEnded,
     /// What became of it cannot be known after a crash; it was not run again.
     OutcomeUnknown,
+    /// It could not be started: nothing of it ever ran.
+    NotStarted {
+        /// Why not.
+        message: String,
+    },
 }
 
 impl Outcome {
-    /// The exit status a shell would report: the code, or 128 + signal; 124 for a timeout.
+    /// The exit status a shell would report: the code, or 128 + signal; 124 for a timeout; 125 where there is none.
     pub fn shell_status(&self) -> i32 {
         match self {
             Self::Exited { code } => *code,
             Self::Signaled { signal, .. } => 128 + signal,
             Self::TimedOut { .. } => 124,
-            Self::SandboxEnded | Self::OutcomeUnknown => 125,
+            Self::SandboxEnded | Self::OutcomeUnknown | Self::NotStarted { .. } => 125,
         }
     }
 }

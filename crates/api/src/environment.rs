@@ -1,7 +1,9 @@
 //! What a sandbox is made of: base + workspaces + toolkits + writable layer, and its limits.
 
+use crate::command::{check_arguments, check_argv};
 use crate::digest::Digest;
 use crate::image::ImageConfig;
+use crate::sandbox::check_env;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use utoipa::ToSchema;
@@ -27,6 +29,27 @@ pub struct EnvironmentSpec {
     /// User of commands instead of the image's.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub user: Option<String>,
+    /// What sandboxes start with instead of the image's entry point and its arguments. Empty: nothing.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub entrypoint: Option<Vec<String>>,
+    /// Arguments of the entry point instead of the image's.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cmd: Option<Vec<String>>,
+}
+
+impl EnvironmentSpec {
+    /// Refuses settings that cannot be honoured.
+    ///
+    /// # Errors
+    /// A text that names the field and what it may be.
+    pub fn check(&self) -> Result<(), String> {
+        check_env(&self.env)?;
+        if let Some(workdir) = self.workdir.as_deref().filter(|w| !w.starts_with('/')) {
+            return Err(format!("workdir {workdir:?} is not an absolute path"));
+        }
+        check_argv("entrypoint", self.entrypoint.as_deref().unwrap_or_default())?;
+        check_arguments("cmd", self.cmd.as_deref().unwrap_or_default())
+    }
 }
 
 /// A named environment in the catalogue.

@@ -43,12 +43,40 @@ pub struct ImageConfig {
     pub workdir: String,
     /// `user`, `uid`, `user:group` or `uid:gid`; empty means root.
     pub user: String,
-    /// Entry point.
+    /// What every sandbox starts with, `cmd` as its arguments. Empty: nothing.
     pub entrypoint: Vec<String>,
-    /// Default arguments.
+    /// Arguments of the entry point. Without one they are a default for interactive use, and nothing runs them.
     pub cmd: Vec<String>,
     /// Image labels.
     pub labels: BTreeMap<String, String>,
+}
+
+impl ImageConfig {
+    /// A path as commands mean it: from the working directory, which is `/` where none is named.
+    pub fn absolute(&self, path: &str) -> String {
+        let workdir = if self.workdir.is_empty() { "/" } else { &self.workdir };
+        match path {
+            "" => workdir.to_owned(),
+            _ if path.starts_with('/') => path.to_owned(),
+            _ => format!("{}/{path}", workdir.trim_end_matches('/')),
+        }
+    }
+
+    /// The command a sandbox starts with: the entry point and its arguments, or none.
+    pub fn startup(&self) -> Option<Vec<String>> {
+        (!self.entrypoint.is_empty()).then(|| [self.entrypoint.as_slice(), &self.cmd].concat())
+    }
+
+    /// Lays an entry point and arguments over these. As with Docker, an entry point takes the old arguments with it.
+    pub fn lay_over(&mut self, entrypoint: Option<&[String]>, cmd: Option<&[String]>) {
+        if let Some(entrypoint) = entrypoint {
+            self.entrypoint = entrypoint.to_vec();
+            self.cmd.clear();
+        }
+        if let Some(cmd) = cmd {
+            self.cmd = cmd.to_vec();
+        }
+    }
 }
 
 /// An imported image: its name, configuration and layers from the bottom up.
@@ -117,4 +145,42 @@ pub enum ImportProgress {
         /// What went wrong.
         problem: crate::problem::Problem,
     },
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn words(text: &str) -> Vec<String> {
+        text.split_whitespace().map(str::to_owned).collect()
+    }
+
+    #[test]
+    fn paths_are_taken_from_the_working_directory() {
+        let at = |workdir: &str, path: &str| {
+            ImageConfig { workdir: workdir.into(), ..ImageConfig::default() }.absolute(path)
+        };
+        assert_eq!(
+            [at("", ""), at("", "a"), at("/w", ""), at("/w/", "a"), at("/w", "/a")],
+            ["/", "/a", "/w", "/w/a", "/a"]
+        );
+    }
+
+    #[test]
+    fn an_entry_point_takes_the_old_arguments_with_it() {
+        let cases: [(Option<&str>, Option<&str>, Option<&str>); 6] = [
+            (None, None, Some("serve -a b")),
+            (Some("other"), None, Some("other")),
+            (Some("other"), Some("c"), Some("other c")),
+            (None, Some("c"), Some("serve -a c")),
+            (None, Some(""), Some("serve -a")),
+            (Some(""), Some("c"), None),
+        ];
+        for (entrypoint, cmd, startup) in cases {
+            let mut config = ImageConfig { entrypoint: words("serve -a"), cmd: words("b"), ..ImageConfig::default() };
+            config.lay_over(entrypoint.map(words).as_deref(), cmd.map(words).as_deref());
+            assert_eq!(config.startup(), startup.map(words), "{entrypoint:?} {cmd:?}");
+        }
+        assert_eq!(ImageConfig { cmd: words("bash"), ..ImageConfig::default() }.startup(), None);
+    }
 }

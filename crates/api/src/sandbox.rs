@@ -5,8 +5,9 @@
 //!    └─────────┴──────────┴────────┴──→ stopping → ended(reason)
 //! ```
 
+use crate::command::{check_arguments, check_argv};
 use crate::environment::{EnvironmentSpec, Limits, ResolvedEnvironment};
-use crate::ids::SandboxId;
+use crate::ids::{CommandId, SandboxId};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use utoipa::ToSchema;
@@ -155,6 +156,12 @@ pub struct SandboxSpec {
     pub limits: Limits,
     /// Variables for every command.
     pub env: BTreeMap<String, String>,
+    /// What it starts with instead of the environment's entry point and its arguments. Empty: nothing.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub entrypoint: Option<Vec<String>>,
+    /// Arguments of the entry point instead of the environment's.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub cmd: Option<Vec<String>>,
     /// Labels to find it by. Keys and values up to 128 bytes, 64 at most.
     pub labels: BTreeMap<String, String>,
     /// Host name inside; the id where empty.
@@ -176,6 +183,8 @@ impl Default for SandboxSpec {
             spec: None,
             limits: Limits::default(),
             env: BTreeMap::new(),
+            entrypoint: None,
+            cmd: None,
             labels: BTreeMap::new(),
             hostname: String::new(),
             idle_ttl_ms: 0,
@@ -202,6 +211,8 @@ impl SandboxSpec {
             }
         }
         check_env(&self.env)?;
+        check_argv("entrypoint", self.entrypoint.as_deref().unwrap_or_default())?;
+        check_arguments("cmd", self.cmd.as_deref().unwrap_or_default())?;
         let host_ok = self.hostname.len() <= 63
             && self.hostname.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'-')
             && !self.hostname.starts_with('-')
@@ -282,6 +293,9 @@ pub struct SandboxStatus {
     pub max_ttl_ms: u64,
     /// Whether requests resume it when it is paused.
     pub auto_resume: bool,
+    /// The command it started with, where its environment has an entry point.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub entrypoint_command_id: Option<CommandId>,
 }
 
 /// Body of `PUT /v1/sandboxes/{id}/ttl`: what is absent stays.
@@ -352,12 +366,12 @@ pub enum EventKind {
     /// A command began.
     CommandStarted {
         /// Which.
-        command_id: crate::ids::CommandId,
+        command_id: CommandId,
     },
     /// A command ended.
     CommandEnded {
         /// Which.
-        command_id: crate::ids::CommandId,
+        command_id: CommandId,
         /// How.
         outcome: crate::command::Outcome,
     },
@@ -403,5 +417,11 @@ mod tests {
         assert!(o.check().unwrap_err().contains("limits.pids"));
         let o = SandboxSpec { hostname: "-a".into(), ..Default::default() };
         assert!(o.check().unwrap_err().contains("hostname"));
+        for words in [vec![String::new()], vec!["a".to_owned(), "b\0".to_owned()]] {
+            let o = SandboxSpec { entrypoint: Some(words), ..Default::default() };
+            assert!(o.check().unwrap_err().contains("entrypoint"));
+        }
+        let o = SandboxSpec { entrypoint: Some(vec![]), cmd: Some(vec![String::new()]), ..Default::default() };
+        assert_eq!(o.check(), Ok(()));
     }
 }

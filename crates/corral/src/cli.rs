@@ -6,7 +6,7 @@ mod values;
 pub use records::{
     EnvCommand, EnvCreateArgs, ImageCommand, ImportArgs, KeyCommand, KindArg, LayerCommand, NodeCommand,
 };
-pub use values::{Pair, key_value, milliseconds};
+pub use values::{EntrypointArgs, Pair, key_value, milliseconds};
 
 use clap::{Args, Parser, Subcommand};
 use clap_complete::Shell;
@@ -187,6 +187,8 @@ pub struct SandboxArgs {
     /// Variable of every command.
     #[arg(short, long = "env", value_name = "K=V", value_parser = key_value)]
     pub env: Vec<Pair>,
+    #[command(flatten)]
+    pub startup: EntrypointArgs,
     /// Label to find it by.
     #[arg(short, long = "label", value_name = "K=V", value_parser = key_value)]
     pub labels: Vec<Pair>,

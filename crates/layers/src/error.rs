@@ -280,7 +280,7 @@ impl ImportError {
         }
     }
 
-    /// What kind of error a caller sees.
+    /// What kind of error a caller sees, which tells also whether the same call may succeed later.
     pub fn kind(&self) -> ErrorKind {
         match self {
             Self::Entry { .. }
@@ -305,11 +305,6 @@ impl ImportError {
             Self::Mount(e) => e.kind(),
             Self::Io { source, .. } => io_kind(source),
         }
-    }
-
-    /// Whether the same call may succeed later.
-    pub fn is_retryable(&self) -> bool {
-        self.kind().is_retryable()
     }
 }
 
@@ -371,7 +366,7 @@ impl StoreError {
         Self::Io { op, path: path.as_ref().to_owned(), source: source.into() }
     }
 
-    /// What kind of error a caller sees.
+    /// What kind of error a caller sees, which tells also whether the same call may succeed later.
     pub fn kind(&self) -> ErrorKind {
         match self {
             Self::NotFound(_) => ErrorKind::NotFound,
@@ -381,11 +376,6 @@ impl StoreError {
             Self::Record { .. } => ErrorKind::StorageError,
             Self::Io { source, .. } => io_kind(source),
         }
-    }
-
-    /// Whether the same call may succeed later.
-    pub fn is_retryable(&self) -> bool {
-        self.kind().is_retryable()
     }
 }
 
@@ -423,18 +413,13 @@ impl MountError {
         Self::Syscall { op, path: path.as_ref().to_owned(), source: source.into() }
     }
 
-    /// What kind of error a caller sees.
+    /// What kind of error a caller sees, which tells also whether the same call may succeed later.
     pub fn kind(&self) -> ErrorKind {
         match self {
             Self::Store(e) => e.kind(),
             Self::Unsupported { .. } => ErrorKind::Unsupported,
             Self::Syscall { source, .. } => io_kind(source),
         }
-    }
-
-    /// Whether the same call may succeed later.
-    pub fn is_retryable(&self) -> bool {
-        self.kind().is_retryable()
     }
 }
 

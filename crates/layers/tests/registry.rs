@@ -242,7 +242,7 @@ fn plain_http_is_for_loopback_and_named_hosts() {
     }
     let closed = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
     let error = import(&store, &source(&format!("{closed}/a:1")), &options()).unwrap_err();
-    assert!(matches!(error, ImportError::Registry { .. }) && error.is_retryable(), "{error:?}");
+    assert!(matches!(error, ImportError::Registry { .. }) && error.kind().is_retryable(), "{error:?}");
 }
 
 /// A registry of canned answers: path → body. What it does not know is 404.

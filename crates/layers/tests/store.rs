@@ -70,7 +70,7 @@ fn a_second_owner_is_refused() {
     let d = TestDir::new();
     let store = d.store();
     let error = LayerStore::open(d.join("store"), LayersConfig::default()).unwrap_err();
-    assert!(matches!(error, StoreError::Locked(_)) && error.is_retryable());
+    assert!(matches!(error, StoreError::Locked(_)) && error.kind().is_retryable());
     drop(store);
     d.store();
 }

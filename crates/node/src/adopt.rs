@@ -9,8 +9,8 @@
 //! | unknown or ended | runs | killed and removed |
 //! | unknown | unknown, but cgroups or a writable layer exist | removed |
 
-use crate::commands::Command;
 use crate::commands::session::Session;
+use crate::commands::{Command, Entrypoint};
 use crate::ledger::{CommandRecord, SandboxRecord};
 use crate::lifecycle::AFFINITY_NONE;
 use crate::node::Core;
@@ -120,6 +120,7 @@ impl Core {
         }
         self.insert_adopted(sandbox.clone());
         self.adopt_commands(&sandbox, noticed).await;
+        let entrypoint = Entrypoint::enlist(&sandbox);
         let end = match (state, &found) {
             (State::Stopping, found) => {
                 if let Some((_, notice)) = found {
@@ -174,6 +175,11 @@ impl Core {
                     self.set_state(&sandbox, State::Running);
                 }
                 self.set_state(&sandbox, state);
+            }
+            if let Some(entrypoint) = entrypoint {
+                // Its intent is not in the ledger, so it never began: it does now.
+                let (this, of) = (self.clone(), sandbox.clone());
+                tokio::spawn(async move { this.start_entrypoint(&of, entrypoint).await });
             }
         }
         (sandbox, end)

@@ -1,6 +1,6 @@
 //! Images, layers, environments, keys and nodes on the command line.
 
-use super::values::{Pair, key_value, layer_kind};
+use super::values::{EntrypointArgs, Pair, key_value, layer_kind};
 use clap::{Args, Subcommand, ValueEnum};
 use corral_api::digest::Digest;
 use corral_api::image::LayerKind;
@@ -112,7 +112,7 @@ pub enum EnvCommand {
 Examples:
   corral env create task-17 --base python --workspace sha256:… -w /work
   corral env create task-17 --file task.json")]
-    Create(EnvCreateArgs),
+    Create(Box<EnvCreateArgs>),
     /// List environments.
     Ls,
     /// Print an environment's record.
@@ -151,8 +151,10 @@ pub struct EnvCreateArgs {
     /// User, or user:group.
     #[arg(short, long)]
     pub user: Option<String>,
+    #[command(flatten)]
+    pub startup: EntrypointArgs,
     /// Specification in JSON instead of the options; - for standard input.
-    #[arg(short, long, conflicts_with_all = ["base", "workspaces", "toolkits", "env", "cwd", "user"])]
+    #[arg(short, long, conflicts_with_all = ["base", "workspaces", "toolkits", "env", "cwd", "user", "EntrypointArgs"])]
     pub file: Option<PathBuf>,
 }
 

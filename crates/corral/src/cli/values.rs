@@ -1,11 +1,38 @@
 //! Values of options.
 
+use clap::Args;
 use corral_api::command::StreamName;
 use corral_api::image::LayerKind;
 use std::time::Duration;
 
 /// A key and its value.
 pub type Pair = (String, String);
+
+/// What a sandbox starts with.
+#[derive(Debug, Clone, Default, Args)]
+pub struct EntrypointArgs {
+    /// Word of the command that sandboxes start with, instead of the image's entry point; once for each word.
+    #[arg(long, value_name = "WORD", allow_hyphen_values = true)]
+    pub entrypoint: Vec<String>,
+    /// Start nothing, whatever the image's entry point.
+    #[arg(long, conflicts_with = "entrypoint")]
+    pub no_entrypoint: bool,
+    /// Argument of the entry point, instead of the image's; once for each.
+    #[arg(long, value_name = "WORD", allow_hyphen_values = true)]
+    pub cmd: Vec<String>,
+}
+
+impl EntrypointArgs {
+    /// The entry point, where one or none was asked for.
+    pub fn entrypoint(&self) -> Option<Vec<String>> {
+        (self.no_entrypoint || !self.entrypoint.is_empty()).then(|| self.entrypoint.clone())
+    }
+
+    /// Its arguments, where any were given.
+    pub fn cmd(&self) -> Option<Vec<String>> {
+        (!self.cmd.is_empty()).then(|| self.cmd.clone())
+    }
+}
 
 /// `K=V`; the value may hold more of `=`.
 ///

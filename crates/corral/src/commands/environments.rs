@@ -62,5 +62,7 @@ fn spec(args: &EnvCreateArgs) -> anyhow::Result<EnvironmentSpec> {
         env: args.env.iter().cloned().collect(),
         workdir: args.cwd.clone(),
         user: args.user.clone(),
+        entrypoint: args.startup.entrypoint(),
+        cmd: args.startup.cmd(),
     })
 }

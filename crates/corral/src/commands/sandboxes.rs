@@ -27,6 +27,8 @@ pub fn spec(environment: &str, args: &SandboxArgs) -> SandboxSpec {
             ..usual
         },
         env: args.env.iter().cloned().collect(),
+        entrypoint: args.startup.entrypoint(),
+        cmd: args.startup.cmd(),
         labels: args.labels.iter().cloned().collect(),
         idle_ttl_ms: args.idle_ttl.unwrap_or_default(),
         max_ttl_ms: args.max_ttl.unwrap_or_default(),
@@ -142,6 +144,7 @@ fn end_text(command: &CommandStatus) -> String {
         Some(Outcome::TimedOut { .. }) => "timed out".into(),
         Some(Outcome::SandboxEnded) => "sandbox ended".into(),
         Some(Outcome::OutcomeUnknown) => "unknown".into(),
+        Some(Outcome::NotStarted { message }) => format!("not started: {message}"),
     }
 }
 

@@ -1,4 +1,4 @@
-//! cgroups: which version, which controllers, and whether groups can be made.
+//! cgroups: limits of either version, and the version 2 tree by which sandboxes are killed and frozen.
 
 use super::kernel::read;
 use super::{Found, Row, State, degraded, missing, needed, ok, useful};
@@ -9,17 +9,17 @@ const CONTROLLERS: [&str; 3] = ["memory", "cpu", "pids"];
 
 pub(super) fn rows() -> Vec<Row> {
     let (v2, v1) = (unified(), legacy());
-    let either = match (&v2.0, &v1.0) {
-        (State::Ok, _) => ok("version 2"),
-        (_, State::Ok) => ok("version 1"),
-        (State::Missing, State::Missing) => missing("neither version limits memory, cpu and pids"),
-        _ => degraded("some limits cannot be set"),
+    // The node takes version 1 controllers where there are any.
+    let limits = match (v1.0, v2.0) {
+        (State::Ok, _) => ok(format!("version 1: {}", v1.1)),
+        (_, State::Ok) => ok(format!("version 2: {}", v2.1)),
+        (State::Missing, State::Missing) => missing(format!("version 1: {}; version 2: {}", v1.1, v2.1)),
+        _ => degraded(format!("version 1: {}; version 2: {}", v1.1, v2.1)),
     };
     vec![
-        needed("cgroups", "no limit of a sandbox can be set", either),
-        useful("cgroup v2", "no memory.high, no freezing in one step, no kill of whole groups", v2),
-        useful("cgroup v1", "nothing, where version 2 is complete", v1),
-        useful("cgroup freezer", "sandboxes cannot be paused", freezer()),
+        needed("cgroup limits", "no limit of a sandbox can be set", limits),
+        needed("cgroup kill", "no command can be killed with all it started", in_unified("cgroup.kill")),
+        useful("cgroup freezer", "sandboxes cannot be paused", in_unified("cgroup.freeze")),
     ]
 }
 
@@ -80,20 +80,17 @@ fn legacy() -> Found {
     ok("memory, cpu, pids: groups can be made")
 }
 
-fn freezer() -> Found {
-    if mounts("cgroup").iter().any(|(_, options)| options.split(',').any(|o| o == "freezer")) {
-        return ok("version 1");
-    }
-    let Some((root, _)) = mounts("cgroup2").into_iter().next() else { return missing("no cgroups are mounted") };
-    match try_group(&root) {
-        Ok(group) => {
-            let there = group.join("cgroup.freeze").exists();
-            match std::fs::remove_dir(&group) {
-                Ok(()) if there => ok("version 2"),
-                Ok(()) => missing("no cgroup.freeze"),
-                Err(error) => degraded(format!("{}: {error}", group.display())),
-            }
-        }
-        Err(error) => missing(format!("{}: {error}", root.display())),
+/// Whether groups of the version 2 tree have a file.
+fn in_unified(file: &str) -> Found {
+    let Some((root, _)) = mounts("cgroup2").into_iter().next() else { return missing("no version 2 tree is mounted") };
+    let group = match try_group(&root) {
+        Ok(group) => group,
+        Err(error) => return missing(format!("{}: {error}", root.display())),
+    };
+    let there = group.join(file).exists();
+    match std::fs::remove_dir(&group) {
+        Ok(()) if there => ok(format!("{file} in the version 2 tree")),
+        Ok(()) => missing(format!("no {file}")),
+        Err(error) => degraded(format!("{}: {error}", group.display())),
     }
 }

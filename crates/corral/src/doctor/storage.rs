@@ -1,6 +1,6 @@
-//! Overlay, EROFS, btrfs, loop devices and quotas, tried with mounts that are attached nowhere.
+//! Overlay, EROFS, tmpfs, btrfs and loop devices, tried with mounts that are attached nowhere.
 
-use super::kernel::read;
+use super::kernel::{read, tool};
 use super::{Found, Row, degraded, missing, needed, ok, useful};
 use rustix::fd::{AsFd as _, AsRawFd as _, OwnedFd};
 use rustix::fs::CWD;
@@ -19,12 +19,36 @@ pub(super) fn rows() -> Vec<Row> {
         needed("overlay", "no sandbox can have a root file system", overlay()),
         needed("overlay, idmapped lowers", "no sandbox can have users of its own over shared layers", idmapped()),
         needed("erofs", "no layer can be mounted", erofs_known()),
-        useful("erofs, file-backed", "each layer takes a loop device", erofs_file()),
-        useful("loop devices", "no disk images where the file system has no quota", loops()),
-        useful("btrfs", "no quick snapshots of writable layers", known("btrfs")),
-        useful("quotas", "disk limits of sandboxes need an image each", quotas()),
-        useful("tmpfs quota", "small writable layers cannot be in memory", tmpfs()),
+        needed("erofs, file-backed", "no layer can be mounted", erofs_file()),
+        needed("tmpfs, idmapped", "no sandbox can have a /dev/shm of its own", tmpfs()),
+        needed("btrfs", "no sandbox can have a writable layer", known("btrfs")),
+        useful("btrfs for data", "writable layers lie in an image behind a loop device", data_directory()),
+        for_the_image("loop devices", loops()),
+        for_the_image("mkfs.btrfs", tool("mkfs.btrfs", "btrfs-progs")),
     ]
+}
+
+/// Where the data directory lies unless told otherwise.
+const DATA: &str = "/var/lib/corral";
+
+/// What the image of writable layers needs, which there is unless the data directory is on btrfs.
+fn for_the_image(feature: &'static str, (state, detail): Found) -> Row {
+    let without = "no writable layers unless the data directory is on btrfs";
+    Row { feature, state, required: !data_is_on_btrfs(), detail, without }
+}
+
+fn data_is_on_btrfs() -> bool {
+    /// As in linux/magic.h.
+    const BTRFS: u64 = 0x9123_683E;
+    let there = Path::new(DATA).ancestors().find(|dir| dir.exists()).unwrap_or(Path::new("/"));
+    rustix::fs::statfs(there).is_ok_and(|fs| fs.f_type as u64 == BTRFS)
+}
+
+fn data_directory() -> Found {
+    if data_is_on_btrfs() {
+        return ok(format!("{DATA} is on btrfs"));
+    }
+    missing(format!("{DATA} is on another file system"))
 }
 
 /// Mounts a file system nowhere.
@@ -54,9 +78,9 @@ fn overlay() -> Found {
         }
     }
     let (lower, upper, work) = (path("lower"), path("upper"), path("work"));
-    match mount("overlay", &[("lowerdir", &lower), ("upperdir", &upper), ("workdir", &work)], &[]) {
+    match mount("overlay", &[("lowerdir+", &lower), ("upperdir", &upper), ("workdir", &work)], &[]) {
         Ok(_) => ok("mounted and released"),
-        Err(Errno::INVAL) => match mount("overlay", &[("lowerdir", &format!("{lower}:{upper}"))], &[]) {
+        Err(Errno::INVAL) => match mount("overlay", &[("lowerdir+", &lower), ("lowerdir+", &upper)], &[]) {
             Ok(_) => degraded("read-only works; the file system of the temporary directory takes no upper directory"),
             Err(error) => refused("mounting", error),
         },
@@ -170,29 +194,16 @@ fn loops() -> Found {
     }
 }
 
-/// Project quotas of the file system that holds /var/lib, as mounted.
-fn quotas() -> Found {
-    let mounts = read("/proc/self/mounts").unwrap_or_default();
-    let of = |target: &str| {
-        mounts.lines().rev().find_map(|line| {
-            let fields: Vec<&str> = line.split(' ').collect();
-            (fields.get(1) == Some(&target)).then(|| (fields[2].to_owned(), fields.get(3).unwrap_or(&"").to_string()))
-        })
-    };
-    let found = ["/var/lib/corral", "/var/lib", "/var", "/"].into_iter().find_map(of);
-    match found {
-        Some((kind, options)) if options.contains("prjquota") || options.contains("pquota") => {
-            ok(format!("{kind} with project quotas"))
-        }
-        Some((kind, _)) if kind == "btrfs" => degraded("btrfs: quotas can be switched on"),
-        Some((kind, _)) => missing(format!("{kind} without project quotas")),
-        None => missing("the file system of /var/lib is not known"),
-    }
-}
-
+/// Mounts a tmpfs and maps its ids through a user namespace (Linux 6.3).
 fn tmpfs() -> Found {
-    match mount("tmpfs", &[("size", "1M"), ("nr_inodes", "16")], &[]) {
-        Ok(_) => ok("mounted with a size and released"),
-        Err(error) => refused("mounting", error),
+    let userns = match mapped_namespace() {
+        Ok(userns) => userns,
+        Err(error) => return degraded(format!("not tried: a user namespace: {error}")),
+    };
+    let mapped = mount("tmpfs", &[("size", "1M")], &[])
+        .and_then(|tmpfs| corral_sys::mounts::set_attributes(tmpfs.as_fd(), 0, Some(userns.as_fd())));
+    match mapped {
+        Ok(()) => ok("mapped and released"),
+        Err(error) => refused("mapping its ids", error),
     }
 }

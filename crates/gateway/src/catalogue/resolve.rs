@@ -1,11 +1,11 @@
 //! From what a caller names to what a node is given: layers and the configuration of commands.
 //!
-//! A name is looked for among environments first, then among images (by name or digest). Variables are laid over each
-//! other: image, environment, sandbox.
+//! A name is looked for among environments first, then among images (by name or digest). Variables and entry points are
+//! laid over each other: image, environment, sandbox.
 
 use super::{Catalogue, CatalogueError, environments, images, layers};
 use corral_api::environment::{EnvironmentSpec, ResolvedEnvironment};
-use corral_api::sandbox::{SandboxSpec, check_env};
+use corral_api::sandbox::SandboxSpec;
 use rusqlite::Connection;
 use std::sync::Arc;
 
@@ -19,10 +19,7 @@ pub(super) fn resolve_spec(
     name: &str,
     spec: &EnvironmentSpec,
 ) -> Result<ResolvedEnvironment, CatalogueError> {
-    check_env(&spec.env).map_err(CatalogueError::BadSpec)?;
-    if let Some(workdir) = spec.workdir.as_deref().filter(|w| !w.starts_with('/')) {
-        return Err(CatalogueError::BadSpec(format!("workdir {workdir:?} is not an absolute path")));
-    }
+    spec.check().map_err(CatalogueError::BadSpec)?;
     let image = images::find(connection, project, &spec.base)?;
     let mut resolved = ResolvedEnvironment {
         name: name.into(),
@@ -46,6 +43,7 @@ pub(super) fn resolve_spec(
     if let Some(user) = &spec.user {
         resolved.config.user.clone_from(user);
     }
+    resolved.config.lay_over(spec.entrypoint.as_deref(), spec.cmd.as_deref());
     Ok(resolved)
 }
 
@@ -58,9 +56,11 @@ fn cache_key(project: &str, spec: &SandboxSpec) -> Result<String, CatalogueError
     }
 }
 
-fn with_sandbox_env(resolved: &ResolvedEnvironment, spec: &SandboxSpec) -> ResolvedEnvironment {
+/// An environment with a sandbox's own settings laid over it.
+fn for_sandbox(resolved: &ResolvedEnvironment, spec: &SandboxSpec) -> ResolvedEnvironment {
     let mut resolved = resolved.clone();
     resolved.config.env.extend(spec.env.clone());
+    resolved.config.lay_over(spec.entrypoint.as_deref(), spec.cmd.as_deref());
     resolved
 }
 
@@ -72,7 +72,7 @@ impl Catalogue {
     pub fn resolved(&self, project: &str, spec: &SandboxSpec) -> Result<Option<ResolvedEnvironment>, CatalogueError> {
         spec.check().map_err(CatalogueError::BadSpec)?;
         let key = cache_key(project, spec)?;
-        Ok(self.resolved.get(key.as_str()).map(|resolved| with_sandbox_env(&resolved, spec)))
+        Ok(self.resolved.get(key.as_str()).map(|resolved| for_sandbox(&resolved, spec)))
     }
 
     /// Resolves the environment of a sandbox.
@@ -106,7 +106,7 @@ impl Catalogue {
                 (None, None) => return Err(CatalogueError::BadSpec("environment or spec is missing".into())),
             }
         };
-        let answer = with_sandbox_env(&resolved, spec);
+        let answer = for_sandbox(&resolved, spec);
         self.resolved.keep(generation, key, Arc::new(resolved));
         Ok(answer)
     }
@@ -131,6 +131,8 @@ mod tests {
             config: ImageConfig {
                 env: [("A".to_owned(), "image".to_owned()), ("B".to_owned(), "image".to_owned())].into(),
                 workdir: "/".into(),
+                entrypoint: vec!["serve".into()],
+                cmd: vec!["image".into()],
                 ..ImageConfig::default()
             },
             layers: layers.iter().map(|l| layer(l, LayerKind::Base)).collect(),
@@ -150,6 +152,8 @@ mod tests {
             env: [("B".to_owned(), "environment".to_owned()), ("C".to_owned(), "environment".to_owned())].into(),
             workdir: Some("/work".into()),
             user: Some("1000".into()),
+            entrypoint: None,
+            cmd: Some(vec!["environment".into()]),
         }
     }
 
@@ -168,8 +172,13 @@ mod tests {
             let env: Vec<_> = r.config.env.values().map(String::as_str).collect();
             assert_eq!(env, ["image", "environment", "sandbox"]);
             assert_eq!((r.config.workdir.as_str(), r.config.user.as_str()), ("/work", "1000"));
+            assert_eq!(r.config.startup().unwrap(), ["serve", "environment"]);
             assert!(catalogue.resolved("default", &spec).unwrap().is_some());
         }
+        spec.entrypoint = Some(vec!["own".into()]);
+        assert_eq!(catalogue.resolve("default", &spec).unwrap().config.startup().unwrap(), ["own"]);
+        spec.entrypoint = Some(vec![]);
+        assert_eq!(catalogue.resolve("default", &spec).unwrap().config.startup(), None);
         let digest = Digest::of(b"ab").to_string();
         assert_eq!(catalogue.resolve("default", &named(&digest)).unwrap().layers.len(), 2);
         // A new import under the name is seen at once.

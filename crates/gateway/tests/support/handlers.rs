@@ -62,6 +62,7 @@ fn sandbox(id: SandboxId, environment: &str, labels: BTreeMap<String, String>) -
         idle_ttl_ms: 0,
         max_ttl_ms: 0,
         auto_resume: true,
+        entrypoint_command_id: None,
     }
 }
 

@@ -1,16 +1,16 @@
 //! Starting a command: intent in the ledger, logs, the keeper.
 
-use super::{Command, Progress};
+use super::Command;
 use crate::error::runtime_problem;
 use crate::ledger::{Change, CommandRecord};
 use crate::node::Core;
 use crate::sandbox::Sandbox;
-use corral_api::command::{DEFAULT_OUTPUT_BYTES, ExecSpec, MAX_OUTPUT_BYTES};
+use corral_api::command::{DEFAULT_OUTPUT_BYTES, ExecSpec, MAX_OUTPUT_BYTES, check_argv};
 use corral_api::digest::Digest;
-use corral_api::ids::{CommandId, SessionId};
+use corral_api::ids::{CommandId, SandboxId, SessionId};
 use corral_api::problem::{ErrorKind, Problem};
 use corral_api::sandbox::EventKind;
-use corral_keeper::protocol::{Io, LogBounds, Program};
+use corral_keeper::protocol::{Io, Program};
 use corral_runtime::container::ProcessSpec;
 use corral_runtime::users::{self, User};
 use std::collections::BTreeMap;
@@ -32,7 +32,9 @@ pub struct Terminal {
 }
 
 /// A command to start, whatever asked for it.
+#[derive(Debug)]
 pub(super) struct Start {
+    pub id: CommandId,
     pub argv: Vec<String>,
     pub env: BTreeMap<String, String>,
     pub cwd: Option<String>,
@@ -46,6 +48,42 @@ pub(super) struct Start {
     pub max_output_bytes: u64,
     pub step_key: Option<String>,
     pub body: Digest,
+}
+
+impl Start {
+    /// A command without input, limit or settings of its own.
+    pub fn new(id: CommandId, argv: Vec<String>, body: Digest) -> Self {
+        Self {
+            id,
+            argv,
+            env: BTreeMap::new(),
+            cwd: None,
+            user: None,
+            stdin: None,
+            open_stdin: false,
+            merge: false,
+            terminal: None,
+            shell_of: None,
+            timeout_ms: 0,
+            max_output_bytes: 0,
+            step_key: None,
+            body,
+        }
+    }
+
+    /// What is persisted of it.
+    pub fn record(&self, sandbox: &SandboxId) -> CommandRecord {
+        let half = if self.max_output_bytes == 0 { DEFAULT_OUTPUT_BYTES } else { self.max_output_bytes } / 2;
+        CommandRecord {
+            session: self.shell_of.clone(),
+            step_key: self.step_key.clone(),
+            head_bytes: half.max(1),
+            tail_bytes: half,
+            is_shell: self.shell_of.is_some(),
+            timeout_ms: self.timeout_ms,
+            ..CommandRecord::new(sandbox.clone(), self.id.clone(), self.argv.clone(), self.body)
+        }
+    }
 }
 
 impl Core {
@@ -78,45 +116,35 @@ impl Core {
         sandbox: &Arc<Sandbox>,
         start: Start,
     ) -> Result<Arc<Command>, Problem> {
-        let half = if start.max_output_bytes == 0 { DEFAULT_OUTPUT_BYTES } else { start.max_output_bytes } / 2;
-        let record = CommandRecord {
-            sandbox: sandbox.id.clone(),
-            id: CommandId::random(),
-            session: start.shell_of.clone(),
-            argv: start.argv.clone(),
-            step_key: start.step_key.clone(),
-            body: start.body,
-            head_bytes: half.max(1),
-            tail_bytes: half,
-            is_shell: start.shell_of.is_some(),
-            within: None,
-            timeout_ms: start.timeout_ms,
-            started_ms: crate::clock::now_ms(),
-            ended_ms: None,
-            end: None,
-            totals: [0; 2],
-            usage: None,
-        };
-        let command = match enlist(sandbox, record.clone())? {
+        let command = match enlist(sandbox, start.record(&sandbox.id))? {
             Enlisted::New(command) => command,
             Enlisted::Known(command) => return Ok(command),
         };
-        match self.start_new(sandbox, &command, &record, start).await {
-            Ok(()) => Ok(command),
-            Err(problem) => {
-                strike(sandbox, &command, problem.clone());
-                Err(problem.sandbox(&sandbox.id))
-            }
+        self.start_enlisted(sandbox, &command, start).await?;
+        Ok(command)
+    }
+
+    /// Starts a command of the sandbox's table; where that fails, the command says why.
+    pub(super) async fn start_enlisted(
+        self: &Arc<Self>,
+        sandbox: &Arc<Sandbox>,
+        command: &Arc<Command>,
+        start: Start,
+    ) -> Result<(), Problem> {
+        let started = self.start_new(sandbox, command, start).await;
+        if let Err(problem) = &started {
+            self.not_started(sandbox, command, problem);
         }
+        started.map_err(|problem| problem.sandbox(&sandbox.id))
     }
 
     async fn start_new(
         self: &Arc<Self>,
         sandbox: &Arc<Sandbox>,
         command: &Arc<Command>,
-        record: &CommandRecord,
         start: Start,
     ) -> Result<(), Problem> {
+        let record = command.lock().clone();
         let gate = sandbox.gate.read().await;
         let (init, affinity, environment, options) = {
             let inner = sandbox.lock();
@@ -159,8 +187,6 @@ impl Core {
         let started = match started {
             Ok(started) => started,
             Err(error) => {
-                // It never ran: the record must not look as if it might have.
-                self.ledger.post(vec![Change::Command(Box::new(unstarted(record)))]);
                 let lost = matches!(error, corral_runtime::RuntimeError::Gone);
                 let problem = if lost && sandbox.pulse.borrow().dead {
                     Problem::new(ErrorKind::SandboxEnded, "the sandbox ended before the command could start")
@@ -214,17 +240,6 @@ impl Core {
     }
 }
 
-/// The record of a command that was refused: kept so that its id is answered, but never running.
-fn unstarted(record: &CommandRecord) -> CommandRecord {
-    let mut record = record.clone();
-    record.ended_ms = Some(crate::clock::now_ms());
-    record.end = Some(corral_api::command::Outcome::Exited { code: 127 });
-    record.step_key = None;
-    record.session = None;
-    record.is_shell = false;
-    record
-}
-
 pub(super) enum Enlisted {
     New(Arc<Command>),
     Known(Arc<Command>),
@@ -250,29 +265,17 @@ pub(super) fn enlist(sandbox: &Sandbox, record: CommandRecord) -> Result<Enliste
     Ok(Enlisted::New(command))
 }
 
-/// Takes a command that could not be started out again; whoever waits for it is told why.
-pub(super) fn strike(sandbox: &Sandbox, command: &Command, problem: Problem) {
-    let mut inner = sandbox.lock();
-    inner.commands.remove(&command.id);
-    let key = command.lock().step_key.clone();
-    if let Some(key) = key {
-        inner.steps.remove(&key);
-    }
-    drop(inner);
-    command.progress.send_modify(|p: &mut Progress| p.failed = Some(problem));
-}
-
 fn checked(spec: ExecSpec, terminal: Option<Terminal>) -> Result<Start, Problem> {
     let bad = |text: String| Problem::new(ErrorKind::InvalidRequest, text);
+    // How the caller waits is no part of what runs.
+    let spec = ExecSpec { background: false, ..spec };
     let canonical = serde_json::to_vec(&spec).map_err(|e| bad(e.to_string()))?;
     let argv = match (spec.argv.is_empty(), spec.shell) {
         (false, None) => spec.argv,
         (true, Some(text)) => vec!["/bin/sh".to_owned(), "-c".to_owned(), text],
         _ => return Err(bad("give exactly one of argv and shell".into())),
     };
-    if argv[0].is_empty() || argv.iter().any(|a| a.contains('\0')) {
-        return Err(bad("argv: the program is empty, or an argument holds a NUL byte".into()));
-    }
+    check_argv("argv", &argv).map_err(bad)?;
     corral_api::sandbox::check_env(&spec.env).map_err(bad)?;
     if spec.cwd.as_ref().is_some_and(|c| c.contains('\0')) {
         return Err(bad("cwd holds a NUL byte".into()));
@@ -284,7 +287,6 @@ fn checked(spec: ExecSpec, terminal: Option<Terminal>) -> Result<Start, Problem>
         return Err(bad("step_key: 1–256 bytes".into()));
     }
     Ok(Start {
-        argv,
         env: spec.env,
         cwd: spec.cwd,
         user: spec.user,
@@ -292,11 +294,10 @@ fn checked(spec: ExecSpec, terminal: Option<Terminal>) -> Result<Start, Problem>
         open_stdin: spec.open_stdin,
         merge: spec.merge_stderr,
         terminal,
-        shell_of: None,
         timeout_ms: spec.timeout_ms,
         max_output_bytes: spec.max_output_bytes,
         step_key: spec.step_key,
-        body: Digest::of(&canonical),
+        ..Start::new(CommandId::random(), argv, Digest::of(&canonical))
     })
 }
 
@@ -319,13 +320,11 @@ fn program(start: &Start, config: &corral_api::image::ImageConfig, user: &User) 
         env.insert("TERM", "xterm-256color");
     }
     env.extend(config.env.iter().chain(&start.env).map(|(k, v)| (k.as_str(), v.as_str())));
-    let workdir = if config.workdir.is_empty() { "/" } else { &config.workdir };
-    let cwd = match &start.cwd {
-        Some(cwd) if cwd.starts_with('/') => cwd.clone(),
-        Some(cwd) => format!("{}/{cwd}", workdir.trim_end_matches('/')),
-        None => workdir.to_owned(),
-    };
-    Program { argv: start.argv.clone(), env: env.iter().map(|(k, v)| format!("{k}={v}")).collect(), cwd }
+    Program {
+        argv: start.argv.clone(),
+        env: env.iter().map(|(k, v)| format!("{k}={v}")).collect(),
+        cwd: config.absolute(start.cwd.as_deref().unwrap_or_default()),
+    }
 }
 
 /// Makes a command's empty log files, in the order the keeper takes them.
@@ -344,7 +343,9 @@ fn make_logs(dir: &Path, id: &CommandId, io: &Io) -> Result<Vec<OwnedFd>, Proble
         std::fs::OpenOptions::new()
             .read(true)
             .write(true)
-            .create_new(true)
+            // One of an entry point may lie there from before a crash.
+            .create(true)
+            .truncate(true)
             .mode(0o600)
             .open(dir.join(format!("{id}.{stream}")))
     };
@@ -373,9 +374,4 @@ fn make_logs(dir: &Path, id: &CommandId, io: &Io) -> Result<Vec<OwnedFd>, Proble
 pub(super) fn sender(fd: OwnedFd) -> std::io::Result<pipe::Sender> {
     rustix::io::ioctl_fionbio(&fd, true)?;
     pipe::Sender::from_owned_fd_unchecked(fd)
-}
-
-/// Bounds of logs that are asked for by session shells: as of commands.
-pub(super) const fn default_bounds() -> LogBounds {
-    LogBounds { head_bytes: DEFAULT_OUTPUT_BYTES / 2, tail_bytes: DEFAULT_OUTPUT_BYTES / 2 }
 }

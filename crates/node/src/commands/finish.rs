@@ -6,6 +6,7 @@ use crate::ledger::Change;
 use crate::node::Core;
 use crate::sandbox::Sandbox;
 use corral_api::command::{Outcome, Usage};
+use corral_api::problem::Problem;
 use corral_api::sandbox::EventKind;
 use corral_keeper::protocol::{CommandNotice, Exit, Request};
 use std::sync::Arc;
@@ -77,6 +78,27 @@ impl Core {
                 let _forgotten = link.ask(Request::Acknowledge { command: id }).await;
             }
         });
+    }
+
+    /// Ends a command that could not be started: kept, so that its id is answered, and its step key free again.
+    pub(super) fn not_started(self: &Arc<Self>, sandbox: &Arc<Sandbox>, command: &Arc<Command>, problem: &Problem) {
+        if !command.is_running() {
+            return;
+        }
+        let key = {
+            let mut record = command.lock();
+            // A command of a session keeps its session; a shell that never ran is none's.
+            if std::mem::take(&mut record.is_shell) {
+                record.session = None;
+            }
+            record.step_key.take()
+        };
+        if let Some(key) = key {
+            sandbox.lock().steps.remove(&key);
+        }
+        command.progress.send_modify(|p| p.failed = Some(problem.clone()));
+        let outcome = Outcome::NotStarted { message: problem.message.clone() };
+        self.settle(sandbox, command, outcome, [0; 2], None, false);
     }
 
     fn outcome_of(&self, sandbox: &Sandbox, command: &Command, exit: Exit) -> Outcome {

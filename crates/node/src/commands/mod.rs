@@ -1,11 +1,13 @@
 //! Commands: one that runs, or ran, in a sandbox that is live.
 
+mod entrypoint;
 mod exec;
 mod finish;
 mod input;
 pub mod output;
 pub mod session;
 
+pub use entrypoint::Entrypoint;
 pub use exec::{Terminal, find_user};
 
 use crate::ledger::CommandRecord;

@@ -50,7 +50,7 @@ impl Core {
         };
         let path = self.log_dir(&record.sandbox).join(format!("{owner}.{ending}"));
         let bounds = match record.within {
-            Some(_) => super::exec::default_bounds(),
+            Some(_) => crate::ledger::DEFAULT_BOUNDS,
             None => record.bounds(),
         };
         let log =

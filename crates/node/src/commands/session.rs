@@ -5,8 +5,8 @@
 //! shell's logs between two statuses: no marks in the output, nothing to forge in it.
 
 use super::Command;
-use super::exec::{Enlisted, Start, default_bounds, enlist, strike};
-use crate::ledger::{Change, CommandRecord};
+use super::exec::{Enlisted, Start, enlist};
+use crate::ledger::{Change, CommandRecord, DEFAULT_BOUNDS};
 use crate::node::Core;
 use crate::sandbox::Sandbox;
 use corral_api::command::{Outcome, SessionRun, SessionSpec, SessionStatus, Usage};
@@ -59,19 +59,12 @@ impl Core {
         let mut last = Problem::new(ErrorKind::CommandNotStarted, "no shell");
         for shell in shells {
             let start = Start {
-                argv: vec![shell],
                 env: spec.env.clone(),
                 cwd: spec.cwd.clone(),
                 user: spec.user.clone(),
-                stdin: None,
                 open_stdin: true,
-                merge: false,
-                terminal: None,
                 shell_of: Some(id.clone()),
-                timeout_ms: 0,
-                max_output_bytes: 0,
-                step_key: None,
-                body: Digest::of(id.as_str().as_bytes()),
+                ..Start::new(CommandId::random(), vec![shell], Digest::of(id.as_str().as_bytes()))
             };
             let (this, of) = (self.clone(), sandbox.clone());
             let started = tokio::spawn(async move { this.start_or_find(&of, start).await })
@@ -122,22 +115,11 @@ impl Core {
         let _turn = session.turn.lock().await;
         let before = session.shell.progress.borrow().totals;
         let record = CommandRecord {
-            sandbox: sandbox.id.clone(),
-            id: CommandId::random(),
             session: Some(session.id.clone()),
-            argv: vec![run.command.clone()],
             step_key: run.step_key.clone(),
-            body,
-            head_bytes: default_bounds().head_bytes,
-            tail_bytes: default_bounds().tail_bytes,
-            is_shell: false,
             within: Some(crate::ledger::Within { shell: session.shell.id.clone(), from: [before[0], before[1]] }),
             timeout_ms: run.timeout_ms,
-            started_ms: crate::clock::now_ms(),
-            ended_ms: None,
-            end: None,
-            totals: [0; 2],
-            usage: None,
+            ..CommandRecord::new(sandbox.id.clone(), CommandId::random(), vec![run.command.clone()], body)
         };
         let command = match enlist(sandbox, record.clone())? {
             Enlisted::New(command) => command,
@@ -148,14 +130,15 @@ impl Core {
         };
         if !session.shell.is_running() {
             let problem = Problem::new(ErrorKind::Conflict, "the session is closed: its shell has ended");
-            strike(sandbox, &command, problem.clone());
+            self.not_started(sandbox, &command, &problem);
             return Err(problem.sandbox(&sandbox.id));
         }
         self.ballast.keep();
-        self.ledger
-            .write(vec![Change::Command(Box::new(record))])
-            .await
-            .map_err(|e| crate::error::ledger_problem(&e))?;
+        if let Err(error) = self.ledger.write(vec![Change::Command(Box::new(record))]).await {
+            let problem = crate::error::ledger_problem(&error);
+            self.not_started(sandbox, &command, &problem);
+            return Err(problem.sandbox(&sandbox.id));
+        }
         let what = EventKind::CommandStarted { command_id: command.id.clone() };
         self.events.record(&self.ledger, &sandbox.id, what, Vec::new());
         if let Err(problem) = self.write_input(sandbox, &session.shell, script(&run.command).as_bytes(), false).await {
@@ -213,7 +196,7 @@ impl Core {
 
     fn read_status(&self, session: &Session, told: u64) -> Option<i32> {
         let path = self.log_dir(&session.shell.sandbox).join(format!("{}.ctl", session.shell.id));
-        let log = LogReader::open(&path, default_bounds()).ok()?;
+        let log = LogReader::open(&path, DEFAULT_BOUNDS).ok()?;
         let total = session.shell.progress.borrow().totals[2];
         let bytes = log.read(told, 64, total).ok()?.bytes;
         std::str::from_utf8(&bytes).ok()?.lines().next()?.trim().parse().ok()

@@ -36,10 +36,7 @@ async fn begin(
     };
     let user = find_user(init, user.unwrap_or(&config.user)).await?;
     let link = core.link_of(sandbox)?;
-    let workdir = if config.workdir.is_empty() { "/".to_owned() } else { config.workdir };
-    let absolute = move |path: String| {
-        if path.starts_with('/') { path } else { format!("{}/{path}", workdir.trim_end_matches('/')) }
-    };
+    let absolute = move |path: String| config.absolute(&path);
     let worker = core.containers.begin(&link, &sandbox.id, &user, &op(&absolute)).await;
     drop(gate);
     let worker = worker.map_err(|error| match error {

@@ -7,7 +7,7 @@
 mod read;
 mod record;
 
-pub use record::{CommandRecord, SandboxRecord, Within};
+pub use record::{CommandRecord, DEFAULT_BOUNDS, SandboxRecord, Within};
 
 use corral_api::digest::Digest;
 use corral_api::ids::SandboxId;

@@ -1,6 +1,6 @@
 //! Records of the ledger, versioned: fields are only ever added, with defaults.
 
-use corral_api::command::{CommandStatus, Outcome, StreamStatus, Usage};
+use corral_api::command::{CommandStatus, DEFAULT_OUTPUT_BYTES, Outcome, StreamStatus, Usage};
 use corral_api::digest::Digest;
 use corral_api::environment::ResolvedEnvironment;
 use corral_api::ids::{CommandId, SandboxId, SessionId};
@@ -26,6 +26,9 @@ pub struct SandboxRecord {
     pub environment: ResolvedEnvironment,
     /// The caller's settings.
     pub spec: SandboxSpec,
+    /// The command it starts with, where its environment has an entry point.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub entrypoint: Option<CommandId>,
     /// Creation.
     pub created_ms: u64,
     /// First time it ran.
@@ -56,6 +59,8 @@ impl SandboxRecord {
             idle_ttl_ms: self.spec.idle_ttl_ms,
             max_ttl_ms: self.spec.max_ttl_ms,
             auto_resume: self.spec.auto_resume,
+            // Its command exists from the moment it runs.
+            entrypoint_command_id: self.started_ms.and_then(|_| self.entrypoint.clone()),
         }
     }
 }
@@ -114,7 +119,33 @@ pub struct Within {
     pub from: [u64; 2],
 }
 
+/// Bounds of a command's logs where none are asked for; those of a session's shell.
+pub const DEFAULT_BOUNDS: LogBounds =
+    LogBounds { head_bytes: DEFAULT_OUTPUT_BYTES / 2, tail_bytes: DEFAULT_OUTPUT_BYTES / 2 };
+
 impl CommandRecord {
+    /// A command that begins now, without limit or settings of its own.
+    pub fn new(sandbox: SandboxId, id: CommandId, argv: Vec<String>, body: Digest) -> Self {
+        Self {
+            sandbox,
+            id,
+            session: None,
+            argv,
+            step_key: None,
+            body,
+            head_bytes: DEFAULT_BOUNDS.head_bytes,
+            tail_bytes: DEFAULT_BOUNDS.tail_bytes,
+            is_shell: false,
+            within: None,
+            timeout_ms: 0,
+            started_ms: crate::clock::now_ms(),
+            ended_ms: None,
+            end: None,
+            totals: [0; 2],
+            usage: None,
+        }
+    }
+
     /// Bounds of its logs.
     pub fn bounds(&self) -> LogBounds {
         LogBounds { head_bytes: self.head_bytes, tail_bytes: self.tail_bytes }

@@ -1,11 +1,12 @@
 //! Create: admission, intent in the ledger, start in the keeper.
 
+use crate::commands::Entrypoint;
 use crate::error::runtime_problem;
 use crate::ledger::{Change, SandboxRecord};
 use crate::node::Core;
 use crate::sandbox::Sandbox;
 use corral_api::digest::Digest;
-use corral_api::ids::SandboxId;
+use corral_api::ids::{CommandId, SandboxId};
 use corral_api::problem::{ErrorKind, Problem};
 use corral_api::sandbox::{CreateOnNode, EndReason, EndStatus, EventKind, SandboxStatus, State};
 use corral_runtime::container::ContainerSpec;
@@ -143,6 +144,7 @@ impl Core {
             state: State::Pending,
             slot,
             keeper: keeper.index,
+            entrypoint: request.environment.config.startup().map(|_| CommandId::random()),
             environment: request.environment,
             spec: request.spec,
             created_ms: now,
@@ -208,8 +210,12 @@ impl Core {
         if sandbox.pulse.borrow().dead {
             return Err(Problem::new(ErrorKind::Internal, "the first process died at once"));
         }
+        let entrypoint = Entrypoint::enlist(sandbox);
         self.set_state(sandbox, State::Running);
         sandbox.touch();
+        if let Some(entrypoint) = entrypoint {
+            self.start_entrypoint(sandbox, entrypoint).await;
+        }
         Ok(())
     }
 

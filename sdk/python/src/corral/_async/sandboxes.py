@@ -31,6 +31,8 @@ class AsyncSandboxes:
         spec: EnvironmentSpec | None = None,
         limits: Limits | Mapping[str, float] | None = None,
         env: Mapping[str, str] | None = None,
+        entrypoint: Sequence[str] | None = None,
+        cmd: Sequence[str] | None = None,
         labels: Mapping[str, str] | None = None,
         hostname: str | None = None,
         idle_ttl: float | None = None,
@@ -43,6 +45,10 @@ class AsyncSandboxes:
 
         Give one of ``environment`` (the name of an environment or image), ``image`` or ``spec``. Times are in seconds,
         0 = unlimited. A key is made where none is given, so that a lost answer never leads to a second sandbox.
+
+        A sandbox starts with the environment's entry point, if it has one: a background command, which
+        ``status.entrypoint_command_id`` names. ``entrypoint`` replaces it together with its arguments (an empty list
+        starts nothing), ``cmd`` its arguments.
         """
         wanted = SandboxSpec(
             environment=environment,
@@ -50,6 +56,8 @@ class AsyncSandboxes:
             spec=spec,
             limits=limits,
             env=env,
+            entrypoint=entrypoint,
+            cmd=cmd,
             labels=labels,
             hostname=hostname,
             idle_ttl=idle_ttl,

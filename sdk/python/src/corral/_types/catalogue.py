@@ -1,0 +1,127 @@
+"""Images, layers, environments and keys."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from datetime import datetime
+
+from ._enums import OpenEnum
+from .sandboxes import EnvironmentSpec
+
+
+class LayerKind(OpenEnum):
+    """What a layer is for."""
+
+    BASE = "base"
+    WORKSPACE = "workspace"
+    TOOLKIT = "toolkit"
+
+
+@dataclass(frozen=True, slots=True)
+class LayerRecord:
+    """A stored layer."""
+
+    digest: str
+    """Digest of its bytes, by which it is named."""
+    kind: LayerKind = LayerKind.BASE
+    """What it is for."""
+    at: str = "/"
+    """Where its content lies inside the sandbox."""
+    size_bytes: int = 0
+    """Size of the stored file."""
+    entries: int = 0
+    """Files, directories, links and whiteouts in it."""
+
+
+@dataclass(frozen=True, slots=True)
+class ImageConfig:
+    """The part of an image's configuration that sandboxes honour."""
+
+    env: dict[str, str] = field(default_factory=dict)
+    """Variables."""
+    workdir: str = "/"
+    """Working directory."""
+    user: str = ""
+    """User; empty means root."""
+    entrypoint: tuple[str, ...] = ()
+    """What every sandbox starts with, ``cmd`` as its arguments."""
+    cmd: tuple[str, ...] = ()
+    """Arguments of the entry point; without one, nothing runs them."""
+    labels: dict[str, str] = field(default_factory=dict)
+    """Labels."""
+
+
+@dataclass(frozen=True, slots=True)
+class ImageRecord:
+    """An imported image."""
+
+    name: str
+    """Name it was imported under."""
+    digest: str = ""
+    """Digest over configuration and layers."""
+    source_digest: str | None = None
+    """Digest of the manifest in its source."""
+    platform: str = ""
+    """``os/architecture[/variant]``."""
+    config: ImageConfig = field(default_factory=ImageConfig)
+    """Configuration."""
+    layers: tuple[LayerRecord, ...] = ()
+    """Layers, lowest first."""
+    size_bytes: int = 0
+    """Sum of the layers' stored sizes."""
+
+
+@dataclass(frozen=True, slots=True)
+class ImportProgress:
+    """One step of an import."""
+
+    event: str
+    """``planned``, ``fetched``, ``building``, ``stored``, ``imported``, ``built`` or ``failed``."""
+    layers: int = 0
+    """Source layers, for ``planned``."""
+    layer: int | LayerRecord | None = None
+    """Index of the layer concerned, or the built layer."""
+    bytes: int = 0
+    """Bytes so far, or of the stored layer."""
+    digest: str | None = None
+    """Digest of a stored layer."""
+    image: ImageRecord | None = None
+    """The image, for ``imported``."""
+
+
+@dataclass(frozen=True, slots=True)
+class EnvironmentRecord:
+    """A named environment."""
+
+    name: str
+    """Its name."""
+    spec: EnvironmentSpec
+    """What it is made of."""
+    created_at: datetime | None = None
+    """Creation."""
+
+
+@dataclass(frozen=True, slots=True)
+class KeyRecord:
+    """An API key without its text."""
+
+    id: str
+    """Its id."""
+    name: str = ""
+    """What it is for."""
+    project_id: str = ""
+    """Whose requests it makes."""
+    created_at: datetime | None = None
+    """Creation."""
+
+
+@dataclass(frozen=True, slots=True)
+class NewKey:
+    """A new API key: the only time its text is shown."""
+
+    id: str
+    """Its id."""
+    name: str
+    """What it is for."""
+    key: str = field(repr=False)
+    """The key."""
