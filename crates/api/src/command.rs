@@ -68,6 +68,23 @@ pub fn check_arguments(name: &str, arguments: &[String]) -> Result<(), String> {
     Ok(())
 }
 
+/// Refuses variables that no process can be given.
+///
+/// # Errors
+/// A text that names the variable.
+pub fn check_env(env: &BTreeMap<String, String>) -> Result<(), String> {
+    for (key, value) in env {
+        if key.is_empty() || key.contains(['=', '\0']) || value.contains('\0') {
+            return Err(format!("environment variable {:?}: empty name, '=' or NUL", truncated(key)));
+        }
+    }
+    Ok(())
+}
+
+pub(crate) fn truncated(text: &str) -> String {
+    text.chars().take(80).collect()
+}
+
 /// How a command ended.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(tag = "outcome", rename_all = "snake_case")]

@@ -1,9 +1,8 @@
 //! What a sandbox is made of: base + workspaces + toolkits + writable layer, and its limits.
 
-use crate::command::{check_arguments, check_argv};
+use crate::command::{check_arguments, check_argv, check_env};
 use crate::digest::Digest;
 use crate::image::ImageConfig;
-use crate::sandbox::check_env;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use utoipa::ToSchema;

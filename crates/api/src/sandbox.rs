@@ -5,7 +5,7 @@
 //!    └─────────┴──────────┴────────┴──→ stopping → ended(reason)
 //! ```
 
-use crate::command::{check_arguments, check_argv};
+use crate::command::{check_arguments, check_argv, check_env, truncated};
 use crate::environment::{EnvironmentSpec, Limits, ResolvedEnvironment};
 use crate::ids::{CommandId, SandboxId};
 use serde::{Deserialize, Serialize};
@@ -225,23 +225,6 @@ impl SandboxSpec {
         }
         Ok(())
     }
-}
-
-/// Refuses variables that no process can be given.
-///
-/// # Errors
-/// A text that names the variable.
-pub fn check_env(env: &BTreeMap<String, String>) -> Result<(), String> {
-    for (key, value) in env {
-        if key.is_empty() || key.contains(['=', '\0']) || value.contains('\0') {
-            return Err(format!("environment variable {:?}: empty name, '=' or NUL", truncated(key)));
-        }
-    }
-    Ok(())
-}
-
-fn truncated(text: &str) -> String {
-    text.chars().take(80).collect()
 }
 
 /// What the gateway asks of a node.

@@ -1,6 +1,7 @@
 //! What every request passes first and every answer last: request id, size of the head, key, panics, problem
 //! documents, metrics.
 
+use crate::node_channel::API_KEY;
 use crate::refusal::{PROBLEM_JSON, Refusal};
 use crate::state::{Caller, Gw};
 use axum::body::Body;
@@ -16,8 +17,6 @@ use std::time::Instant;
 
 /// Header by which a request is found in logs.
 pub const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
-/// Header for a key, beside `Authorization: Bearer`.
-pub const API_KEY: HeaderName = HeaderName::from_static("x-api-key");
 
 /// The outermost layer of the router.
 pub async fn edge(State(gw): State<Gw>, mut request: Request, next: Next) -> Response {

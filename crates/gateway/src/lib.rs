@@ -16,6 +16,7 @@ mod edge;
 mod extract;
 mod metrics;
 pub mod node_channel;
+mod octets;
 mod only_tls;
 mod openapi;
 pub mod placement;

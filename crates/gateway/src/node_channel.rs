@@ -26,6 +26,9 @@ const CONNECT_LIMIT: Duration = Duration::from_secs(5);
 const IDLE_CONNECTIONS: usize = 1024;
 const IDLE_TIME: Duration = Duration::from_secs(60);
 
+/// Header of a caller's key, beside `Authorization: Bearer`: never passed on to a node.
+pub const API_KEY: HeaderName = HeaderName::from_static("x-api-key");
+
 /// Where a node listens.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
@@ -184,7 +187,7 @@ fn strip_hop_headers(headers: &mut HeaderMap) {
 
 fn strip_credentials(headers: &mut HeaderMap) {
     headers.remove(header::AUTHORIZATION);
-    headers.remove(crate::edge::API_KEY);
+    headers.remove(API_KEY);
     headers.remove(header::COOKIE);
     headers.remove(header::HOST);
 }

@@ -6,7 +6,7 @@ use corral_api::problem::Problem;
 use corral_api::sandbox::Event;
 use std::sync::OnceLock;
 use utoipa::openapi::path::{Operation, Parameter, ParameterBuilder, ParameterIn};
-use utoipa::openapi::schema::{KnownFormat, ObjectBuilder, SchemaFormat, Type};
+use utoipa::openapi::schema::{ObjectBuilder, Type};
 use utoipa::openapi::security::{
     ApiKey, ApiKeyValue, HttpAuthScheme, HttpBuilder, SecurityRequirement, SecurityScheme,
 };
@@ -15,18 +15,6 @@ use utoipa::openapi::{
     Response, ResponseBuilder,
 };
 use utoipa::{PartialSchema as _, ToSchema};
-
-/// A body of bytes.
-pub struct Octets;
-
-impl utoipa::PartialSchema for Octets {
-    fn schema() -> RefOr<utoipa::openapi::schema::Schema> {
-        let format = SchemaFormat::KnownFormat(KnownFormat::Binary);
-        ObjectBuilder::new().schema_type(Type::String).format(Some(format)).description(Some("Bytes, streamed")).into()
-    }
-}
-
-impl ToSchema for Octets {}
 
 /// The document as pretty JSON with a final line feed: the text of `openapi/corral.json`.
 pub fn document() -> &'static str {

@@ -61,6 +61,8 @@ pub struct Shared {
     pub catalogue: Arc<Catalogue>,
     /// Nodes.
     pub directory: Directory,
+    /// The API's description.
+    pub description: &'static str,
     /// Counters.
     pub metrics: Arc<Metrics>,
     /// Whether the gateway shuts down.

@@ -1,7 +1,6 @@
 //! Trees as tar streams, in and out.
 
-use crate::files::io_failed;
-use crate::paths::{self, failed, refused};
+use crate::paths::{self, failed, io_failed, refused};
 use crate::protocol::{Kind, MAX_PAYLOAD, OpError, OpErrorKind, read_frame, write_frame};
 use crate::walk::{Step, Walk};
 use rustix::fs::{
@@ -288,95 +287,4 @@ fn unpack<R: Read>(top: &OwnedFd, entry: &mut tar::Entry<'_, R>, name: &Path) ->
 fn beneath(dir: &OwnedFd, path: &Path) -> Result<OwnedFd, Errno> {
     let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
     openat2(dir, path, flags, Mode::empty(), ResolveFlags::BENEATH | ResolveFlags::NO_MAGICLINKS)
-}
-
-/// Copies a tree where a rename is not possible. Leaves nothing at the target when it fails.
-pub fn copy_tree(
-    from_dir: &OwnedFd,
-    from_name: &str,
-    to_dir: &OwnedFd,
-    to_name: &str,
-    from: &str,
-    to: &str,
-    overwrite: bool,
-) -> Result<(), OpError> {
-    if statat(to_dir, to_name, AtFlags::SYMLINK_NOFOLLOW).is_ok() {
-        if !overwrite {
-            return Err(failed(to, Errno::EXIST));
-        }
-        crate::files::remove(to, false)?;
-    }
-    if format!("{}/", to.trim_end_matches('/')).starts_with(&format!("{}/", from.trim_end_matches('/'))) {
-        return Err(refused(OpErrorKind::BadPath, to, "a directory cannot be moved into itself"));
-    }
-    let copied = copy_entry(from_dir, from_name, to_dir, to_name, from);
-    if copied.is_err() {
-        crate::files::remove(to, true).unwrap_or(());
-    }
-    copied
-}
-
-fn copy_entry(from_dir: &OwnedFd, from_name: &str, to_dir: &OwnedFd, to_name: &str, from: &str) -> Result<(), OpError> {
-    let at = |e: Errno| failed(from, e);
-    let stat = statat(from_dir, from_name, AtFlags::SYMLINK_NOFOLLOW).map_err(at)?;
-    let name = std::ffi::CString::new(from_name).map_err(|_| at(Errno::INVAL))?;
-    let to_name = std::ffi::CString::new(to_name).map_err(|_| at(Errno::INVAL))?;
-    copy_one(from_dir, &name, to_dir, &to_name, &stat).map_err(|e| io_failed(from, &e))?;
-    if FileType::from_raw_mode(stat.st_mode) != FileType::Directory {
-        return Ok(());
-    }
-    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-    let source = openat(from_dir, from_name, flags, Mode::empty()).map_err(at)?;
-    let mut target = openat(to_dir, &to_name, flags, Mode::empty()).map_err(at)?;
-    let mut depth = Vec::new();
-    let mut walk = Walk::new(source, from)?;
-    let mut entered = None::<std::ffi::CString>;
-    while let Some(step) = walk.next(usize::MAX)? {
-        match step {
-            Step::Entry { dir, name, stat, .. } => {
-                if let Some(into) = entered.take() {
-                    let next = openat(&target, &into, flags, Mode::empty()).map_err(at)?;
-                    depth.push(std::mem::replace(&mut target, next));
-                }
-                copy_one(dir, name, &target, name, &stat).map_err(|e| io_failed(from, &e))?;
-                if FileType::from_raw_mode(stat.st_mode) == FileType::Directory {
-                    entered = Some(name.to_owned());
-                }
-            }
-            Step::Left { .. } => {
-                // An empty directory was never entered here.
-                if entered.take().is_none()
-                    && let Some(parent) = depth.pop()
-                {
-                    target = parent;
-                }
-            }
-        }
-    }
-    Ok(())
-}
-
-fn copy_one(from_dir: &OwnedFd, from_name: &CStr, to_dir: &OwnedFd, to_name: &CStr, stat: &Stat) -> io::Result<()> {
-    let mode = Mode::from_raw_mode(stat.st_mode & 0o7777);
-    match FileType::from_raw_mode(stat.st_mode) {
-        FileType::Directory => mkdirat(to_dir, to_name, mode)?,
-        FileType::Symlink => fs::symlinkat(fs::readlinkat(from_dir, from_name, Vec::new())?, to_dir, to_name)?,
-        FileType::RegularFile => {
-            let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
-            let mut source = File::from(openat(from_dir, from_name, flags, Mode::empty())?);
-            let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC | OFlags::NOFOLLOW;
-            let mut target = File::from(openat(to_dir, to_name, flags, Mode::from_raw_mode(0o600))?);
-            io::copy(&mut source, &mut target)?;
-            fs::fchmod(&target, mode)?;
-        }
-        FileType::Fifo => fs::mknodat(to_dir, to_name, FileType::Fifo, mode, 0)?,
-        _ => return Err(io::Error::other("sockets and devices cannot be copied")),
-    }
-    let owner = (fs::Uid::from_raw(stat.st_uid), fs::Gid::from_raw(stat.st_gid));
-    // Only root may give a file away; for others the copy is theirs.
-    fs::chownat(to_dir, to_name, Some(owner.0), Some(owner.1), AtFlags::SYMLINK_NOFOLLOW).unwrap_or(());
-    let time = fs::Timespec { tv_sec: stat.st_mtime, tv_nsec: stat.st_mtime_nsec as _ };
-    let times = fs::Timestamps { last_access: time, last_modification: time };
-    fs::utimensat(to_dir, to_name, &times, AtFlags::SYMLINK_NOFOLLOW)?;
-    Ok(())
 }

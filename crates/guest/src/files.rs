@@ -1,7 +1,8 @@
 //! Operations on single files and directories.
 
-use crate::paths::{self, failed, open_parent, open_parent_following, refused};
+use crate::paths::{self, failed, io_failed, open_parent, open_parent_following, refused};
 use crate::protocol::{Kind, MAX_ENTRIES, MAX_PAYLOAD, OpError, OpErrorKind, read_frame, write_frame};
+use crate::trees;
 use crate::walk::{Step, Walk};
 use corral_api::files::{FileStatus, FileType};
 use rustix::fs::{self, AtFlags, Mode, OFlags, RenameFlags, Stat, mkdirat, openat, renameat_with, statat, unlinkat};
@@ -130,14 +131,6 @@ fn receive(path: &str, file: &OwnedFd, socket: &mut UnixStream) -> Result<(), Op
     }
 }
 
-/// An I/O error of this path.
-pub fn io_failed(path: &str, error: &std::io::Error) -> OpError {
-    error.raw_os_error().map_or_else(
-        || refused(OpErrorKind::Failed, path, &error.to_string()),
-        |raw| failed(path, Errno::from_raw_os_error(raw)),
-    )
-}
-
 /// Entries of a directory, sorted; and whether there were more.
 pub fn list(path: &str, depth: u32, limit: u32) -> Result<(Vec<FileStatus>, bool), OpError> {
     let limit = limit.clamp(1, MAX_ENTRIES) as usize;
@@ -180,35 +173,10 @@ pub fn rename(from: &str, to: &str, overwrite: bool) -> Result<FileStatus, OpErr
         Err(Errno::EXIST | Errno::NOTEMPTY) => Err(failed(to, Errno::EXIST)),
         // An overlay does not rename directories of lower layers, nor does any filesystem across another: copy as mv does.
         Err(Errno::XDEV) => {
-            crate::archive::copy_tree(&from_dir, &from_name, &to_dir, &to_name, from, to, overwrite)?;
-            remove(from, true)?;
+            trees::copy(&from_dir, &from_name, &to_dir, &to_name, from, to, overwrite)?;
+            trees::remove(from, true)?;
             stat(to)
         }
         Err(other) => Err(failed(from, other)),
     }
-}
-
-/// Removes a file, link, empty directory or, when asked to, a tree.
-pub fn remove(path: &str, recursive: bool) -> Result<(), OpError> {
-    let (dir, name) = open_parent(path)?;
-    let stat = statat(&dir, &name, AtFlags::SYMLINK_NOFOLLOW).map_err(|e| failed(path, e))?;
-    if fs::FileType::from_raw_mode(stat.st_mode) != fs::FileType::Directory {
-        return unlinkat(&dir, &name, AtFlags::empty()).map_err(|e| failed(path, e));
-    }
-    if recursive {
-        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-        let top = openat(&dir, &name, flags, Mode::empty()).map_err(|e| failed(path, e))?;
-        let mut walk = Walk::new(top, path)?;
-        while let Some(step) = walk.next(usize::MAX)? {
-            match step {
-                Step::Entry { dir, name, stat, .. } => {
-                    if fs::FileType::from_raw_mode(stat.st_mode) != fs::FileType::Directory {
-                        unlinkat(dir, name, AtFlags::empty()).map_err(|e| failed(path, e))?;
-                    }
-                }
-                Step::Left { dir, name } => unlinkat(dir, name, AtFlags::REMOVEDIR).map_err(|e| failed(path, e))?,
-            }
-        }
-    }
-    unlinkat(&dir, &name, AtFlags::REMOVEDIR).map_err(|e| failed(path, e))
 }

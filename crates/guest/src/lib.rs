@@ -9,6 +9,7 @@ mod archive;
 mod files;
 mod paths;
 pub mod protocol;
+mod trees;
 mod walk;
 mod watch;
 pub mod worker;

@@ -10,6 +10,14 @@ use std::os::fd::OwnedFd;
 /// Links followed before giving up, as in the kernel.
 const MAX_LINKS: usize = 40;
 
+/// An I/O error of this path.
+pub fn io_failed(path: &str, error: &std::io::Error) -> OpError {
+    error.raw_os_error().map_or_else(
+        || refused(OpErrorKind::Failed, path, &error.to_string()),
+        |raw| failed(path, Errno::from_raw_os_error(raw)),
+    )
+}
+
 /// An error of this path.
 pub fn failed(path: &str, errno: Errno) -> OpError {
     use OpErrorKind as K;

@@ -1,7 +1,7 @@
 //! One operation for the node, over the socket the keeper placed.
 
 use crate::protocol::{Kind, MAX_PAYLOAD, Op, OpError, OpErrorKind, Outcome, WireStatus, read_frame, write_frame};
-use crate::{archive, files, watch};
+use crate::{archive, files, trees, watch};
 use corral_api::files::FileStatus;
 use std::os::unix::net::UnixStream;
 
@@ -47,7 +47,7 @@ fn perform(op: Op, socket: &mut UnixStream) -> std::io::Result<()> {
         },
         Op::Mkdir { path, parents, mode } => files::mkdir(&path, parents, mode).map(Some),
         Op::Move { from, to, overwrite } => files::rename(&from, &to, overwrite).map(Some),
-        Op::Remove { path, recursive } => files::remove(&path, recursive).map(|()| None),
+        Op::Remove { path, recursive } => trees::remove(&path, recursive).map(|()| None),
         Op::TarOut { path } => match files::stat(&path) {
             Ok(status) => {
                 answer(socket, &Ok(Some(status.into())))?;

@@ -5,10 +5,9 @@
 //! enters it, in whichever mount namespace, and names the directory, which is the sandbox's id; a helper mounts devpts
 //! there. The keeper waits for nobody. Where the kernel has no automounter, devpts is mounted at the start.
 
-use crate::kit::Kit;
 use crate::setup;
 use corral_api::ids::SandboxId;
-use corral_sys::fork::clone_child;
+use corral_sys::fork::{SingleThreaded, clone_child};
 use corral_sys::{autofs, identity, process};
 use rustix::fs::{CWD, Mode, OFlags};
 use rustix::io::Errno;
@@ -132,10 +131,10 @@ fn parse(packet: &[u8; PACKET]) -> Option<Wanted> {
 ///
 /// # Errors
 /// When it cannot be started.
-pub fn mount_in(kit: &Kit, init: i32) -> Result<i32, Errno> {
+pub fn mount_in(single: SingleThreaded, init: i32) -> Result<i32, Errno> {
     let target = rustix::process::Pid::from_raw(init).ok_or(Errno::SRCH)?;
     let target = rustix::process::pidfd_open(target, rustix::process::PidfdFlags::empty())?;
-    clone_child(kit.single, 0, None, || i32::from(mount_here(target.as_fd()).is_err()))
+    clone_child(single, 0, None, || i32::from(mount_here(target.as_fd()).is_err()))
 }
 
 fn mount_here(target: BorrowedFd<'_>) -> Result<(), Errno> {

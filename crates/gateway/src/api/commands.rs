@@ -1,7 +1,7 @@
 //! Commands and terminals: checked and forwarded to the sandbox's node.
 
 use crate::extract::{Checked, Valid};
-use crate::openapi::Octets;
+use crate::octets::Octets;
 use crate::refusal::{Answer, Refusal};
 use crate::state::Gw;
 use axum::extract::{Request, State};

@@ -1,7 +1,7 @@
 //! Files inside sandboxes: checked and forwarded to the sandbox's node. Content is streamed.
 
 use crate::extract::{Checked, Valid};
-use crate::openapi::Octets;
+use crate::octets::Octets;
 use crate::refusal::Answer;
 use crate::state::Gw;
 use axum::extract::{Request, State};

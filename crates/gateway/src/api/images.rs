@@ -3,7 +3,7 @@
 use super::{imports, layers};
 use crate::catalogue::check_name;
 use crate::extract::{Checked, Name, Parameters, json};
-use crate::openapi::Octets;
+use crate::octets::Octets;
 use crate::refusal::{Answer, Refusal};
 use crate::state::{Caller, Gw};
 use axum::extract::{Request, State};

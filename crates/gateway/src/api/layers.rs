@@ -3,7 +3,7 @@
 use super::imports;
 use crate::directory::DOCUMENT_LIMIT;
 use crate::extract::{Name, Parameters, json};
-use crate::openapi::Octets;
+use crate::octets::Octets;
 use crate::refusal::{Answer, Refusal};
 use crate::state::{Caller, Gw, claim};
 use axum::body::{Body, to_bytes};

@@ -1,7 +1,6 @@
 //! Nodes, health, version, metrics and the description of the API.
 
 use crate::extract::json;
-use crate::openapi;
 use crate::refusal::{Answer, Refusal};
 use crate::state::{Gw, Shared};
 use axum::body::to_bytes;
@@ -91,6 +90,6 @@ async fn node_metrics(gw: &Shared) -> String {
 /// This description.
 #[utoipa::path(get, path = "/openapi.json", tag = "system",
     responses((status = 200, description = "OpenAPI 3.1", content_type = "application/json")))]
-async fn openapi_json() -> Answer {
-    Ok(([(header::CONTENT_TYPE, "application/json")], openapi::document()).into_response())
+async fn openapi_json(State(gw): State<Gw>) -> Answer {
+    Ok(([(header::CONTENT_TYPE, "application/json")], gw.description).into_response())
 }

@@ -1,6 +1,6 @@
 //! Environments: named specifications.
 
-use super::{Catalogue, CatalogueError, NOW, check_name, layers, resolve};
+use super::{Catalogue, CatalogueError, NOW, check_name, compose, layers};
 use corral_api::environment::{EnvironmentRecord, EnvironmentSpec};
 use rusqlite::{Connection, OptionalExtension as _};
 
@@ -38,7 +38,7 @@ impl Catalogue {
         check_name("environment", name)?;
         let sql = |source| CatalogueError::Sql { op: "storing an environment", source };
         self.write("storing an environment", |tx| {
-            resolve::resolve_spec(tx, project, name, &spec)?;
+            compose::compose(tx, project, name, &spec)?;
             let created_at: String = match find(tx, project, name)? {
                 Some(before) => before.created_at,
                 None => tx.query_row(&format!("SELECT {NOW}"), [], |row| row.get(0)).map_err(sql)?,

@@ -4,6 +4,7 @@
 //! the blocking pool; what each request needs (its key and its environment) is answered from bounded memory.
 
 mod cached;
+mod compose;
 mod environments;
 mod error;
 mod images;

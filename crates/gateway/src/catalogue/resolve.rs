@@ -3,49 +3,11 @@
 //! A name is looked for among environments first, then among images (by name or digest). Variables and entry points are
 //! laid over each other: image, environment, sandbox.
 
+use super::compose::compose;
 use super::{Catalogue, CatalogueError, environments, images, layers};
-use corral_api::environment::{EnvironmentSpec, ResolvedEnvironment};
+use corral_api::environment::ResolvedEnvironment;
 use corral_api::sandbox::SandboxSpec;
-use rusqlite::Connection;
 use std::sync::Arc;
-
-/// The most layers of an environment, so that no stack fails to mount (overlayfs takes 500 lower layers).
-const MAX_LAYERS: usize = 400;
-
-/// Resolves a specification under the name it is shown by.
-pub(super) fn resolve_spec(
-    connection: &Connection,
-    project: &str,
-    name: &str,
-    spec: &EnvironmentSpec,
-) -> Result<ResolvedEnvironment, CatalogueError> {
-    spec.check().map_err(CatalogueError::BadSpec)?;
-    let image = images::find(connection, project, &spec.base)?;
-    let mut resolved = ResolvedEnvironment {
-        name: name.into(),
-        layers: image.layers.iter().map(|layer| layer.digest).collect(),
-        config: image.config,
-    };
-    for digest in spec.workspaces.iter().chain(&spec.toolkits) {
-        if layers::find(connection, project, digest)?.is_none() {
-            return Err(CatalogueError::NotFound { what: "layer", name: digest.to_string() });
-        }
-        resolved.layers.push(*digest);
-    }
-    if resolved.layers.len() > MAX_LAYERS {
-        let text = format!("{} layers: at most {MAX_LAYERS} are allowed", resolved.layers.len());
-        return Err(CatalogueError::BadSpec(text));
-    }
-    resolved.config.env.extend(spec.env.clone());
-    if let Some(workdir) = &spec.workdir {
-        resolved.config.workdir.clone_from(workdir);
-    }
-    if let Some(user) = &spec.user {
-        resolved.config.user.clone_from(user);
-    }
-    resolved.config.lay_over(spec.entrypoint.as_deref(), spec.cmd.as_deref());
-    Ok(resolved)
-}
 
 fn cache_key(project: &str, spec: &SandboxSpec) -> Result<String, CatalogueError> {
     match (&spec.environment, &spec.spec) {
@@ -87,7 +49,7 @@ impl Catalogue {
             let connection = self.connection();
             match (&spec.environment, &spec.spec) {
                 (Some(name), _) => match environments::find(&connection, project, name)? {
-                    Some(record) => resolve_spec(&connection, project, name, &record.spec)?,
+                    Some(record) => compose(&connection, project, name, &record.spec)?,
                     None => {
                         let image = images::find(&connection, project, name).map_err(|error| match error {
                             CatalogueError::NotFound { name, .. } => {
@@ -102,7 +64,7 @@ impl Catalogue {
                         }
                     }
                 },
-                (None, Some(inline)) => resolve_spec(&connection, project, &inline.base, inline)?,
+                (None, Some(inline)) => compose(&connection, project, &inline.base, inline)?,
                 (None, None) => return Err(CatalogueError::BadSpec("environment or spec is missing".into())),
             }
         };
@@ -116,6 +78,7 @@ impl Catalogue {
 mod tests {
     use super::*;
     use corral_api::digest::Digest;
+    use corral_api::environment::EnvironmentSpec;
     use corral_api::image::{ImageConfig, ImageRecord, LayerKind, LayerRecord};
 
     fn layer(content: &str, kind: LayerKind) -> LayerRecord {

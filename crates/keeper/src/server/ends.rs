@@ -1,6 +1,12 @@
 //! Output, ends of processes, and forgetting.
 
-use super::*;
+use super::{MAX_UNCLAIMED, Server};
+use crate::launch;
+use crate::output::Turn;
+use crate::protocol::{Exit, Io, Message, Reply, Step};
+use crate::table::Owner;
+use corral_sys::fork::{self, ChildExit};
+use rustix::io::Errno;
 
 impl Server {
     pub(super) fn stream_ready(&mut self, slot: usize, stream: usize) {

@@ -8,16 +8,9 @@ mod replace;
 mod starting;
 
 use crate::kit::Kit;
-use crate::launch::{self, Starting};
-use crate::output::{Output, Turn};
-use crate::protocol::{
-    Call, Exit, Io, Launch, LogBounds, MAX_MESSAGE, MAX_SANDBOXES, Message, Program, Reply, Request, Spawn, Step,
-    VERSION,
-};
-use crate::spawn;
-use crate::table::{Command, Owner, Sandbox, Table};
+use crate::protocol::{Call, Io, LogBounds, MAX_MESSAGE, Message, Program, Reply, Request, Step, VERSION};
+use crate::table::{Command, Table};
 use crate::wire::{self, ReceiveError};
-use corral_sys::fork::{self, ChildExit};
 use rustix::event::epoll;
 use rustix::io::Errno;
 use std::collections::VecDeque;

@@ -1,8 +1,15 @@
 //! Starting sandboxes and commands, and what they report until their programs run.
 
-use super::*;
+use super::{COMMAND, Report, SANDBOX, STREAM, Server, bounds_of, read_program, report};
+use crate::launch::{self, Starting};
+use crate::output::Output;
+use crate::protocol::{Launch, MAX_SANDBOXES, Reply, Spawn, Step};
+use crate::spawn;
+use crate::table::{Command, Owner, Sandbox};
 use crate::terminals::{self, Terminals};
 use corral_api::ids::SandboxId;
+use rustix::io::Errno;
+use std::os::fd::{AsFd, OwnedFd};
 
 impl Server {
     pub(super) fn launch(&mut self, number: u64, request: &Launch, fds: Vec<OwnedFd>) {
@@ -49,7 +56,7 @@ impl Server {
         while let Some(wanted) = self.kit.terminals.as_ref().and_then(Terminals::next) {
             let sandbox = wanted.sandbox.parse().ok().and_then(|id: SandboxId| self.table.by_sandbox.get(&id).copied());
             let init = sandbox.and_then(|slot| self.table.sandboxes.get(slot)).map(|s| s.pid);
-            match init.map(|init| terminals::mount_in(&self.kit, init)) {
+            match init.map(|init| terminals::mount_in(self.kit.single, init)) {
                 Some(Ok(helper)) => {
                     self.table.by_pid.insert(helper, Owner::TerminalsOf(wanted.token));
                 }

@@ -276,7 +276,7 @@ fn checked(spec: ExecSpec, terminal: Option<Terminal>) -> Result<Start, Problem>
         _ => return Err(bad("give exactly one of argv and shell".into())),
     };
     check_argv("argv", &argv).map_err(bad)?;
-    corral_api::sandbox::check_env(&spec.env).map_err(bad)?;
+    corral_api::command::check_env(&spec.env).map_err(bad)?;
     if spec.cwd.as_ref().is_some_and(|c| c.contains('\0')) {
         return Err(bad("cwd holds a NUL byte".into()));
     }

@@ -53,7 +53,7 @@ impl Core {
         sandbox: &Arc<Sandbox>,
         spec: SessionSpec,
     ) -> Result<Arc<Session>, Problem> {
-        corral_api::sandbox::check_env(&spec.env).map_err(|t| Problem::new(ErrorKind::InvalidRequest, t))?;
+        corral_api::command::check_env(&spec.env).map_err(|t| Problem::new(ErrorKind::InvalidRequest, t))?;
         let id = SessionId::random();
         let shells = spec.shell.clone().map_or_else(|| vec!["/bin/bash".to_owned(), "/bin/sh".to_owned()], |s| vec![s]);
         let mut last = Problem::new(ErrorKind::CommandNotStarted, "no shell");
