@@ -119,16 +119,17 @@ impl Core {
             keeper.live.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
         }
         self.insert_adopted(sandbox.clone());
+        // Before its commands: their ends are judged by it.
+        if let Some((_, notice)) = &found {
+            sandbox.lock().init = notice.pid;
+            if notice.exit.is_some() {
+                sandbox.note_dead();
+            }
+        }
         self.adopt_commands(&sandbox, noticed).await;
         let entrypoint = Entrypoint::enlist(&sandbox);
         let end = match (state, &found) {
-            (State::Stopping, found) => {
-                if let Some((_, notice)) = found {
-                    sandbox.lock().init = notice.pid;
-                    if notice.exit.is_some() {
-                        sandbox.note_dead();
-                    }
-                }
+            (State::Stopping, _) => {
                 Some(EndStatus::new(EndReason::Stopped, "it was being stopped when the node agent was restarted"))
             }
             (_, Some((_, notice))) => {
@@ -136,12 +137,10 @@ impl Core {
                 let cpus = sandbox.lock().record.spec.limits.cpus;
                 let affinity = self.choose_cores(cpus);
                 let mut inner = sandbox.lock();
-                inner.init = notice.pid;
                 inner.affinity = affinity;
                 inner.oom_seen = self.containers.cgroups().oom_kills(sandbox.id.as_str());
                 drop(inner);
                 if let Some(exit) = notice.exit {
-                    sandbox.note_dead();
                     let oom = exit.signal == Some(libc::SIGKILL) && sandbox.lock().oom_seen > 0;
                     let reason = if oom { EndReason::Oom } else { EndReason::InitExited };
                     Some(EndStatus::new(reason, "its first process ended while the node agent was away"))

@@ -136,13 +136,23 @@ impl Core {
         }
     }
 
-    /// The record of an ended sandbox.
+    /// The record of a sandbox that is not live, which is an ended one.
     ///
     /// # Errors
     /// When the ledger cannot be read.
     pub async fn ended(self: &Arc<Self>, id: &SandboxId) -> Result<Option<crate::ledger::SandboxRecord>, Problem> {
-        let id = id.clone();
-        self.read_ledger(move |ledger| ledger.sandbox(&id)).await
+        let read = || {
+            let id = id.clone();
+            self.read_ledger(move |ledger| ledger.sandbox(&id))
+        };
+        match read().await? {
+            Some(record) if record.state != State::Ended => {
+                // Its end is on the way to the file.
+                self.ledger.write(Vec::new()).await.map_err(|e| crate::error::ledger_problem(&e))?;
+                read().await
+            }
+            other => Ok(other),
+        }
     }
 
     /// Reads the ledger on a blocking thread.

@@ -94,14 +94,7 @@ impl Core {
         let known = match known {
             Some(known) => Some(known),
             None => {
-                let (project, name) = key.clone();
-                let recorded = self.read_ledger(move |ledger| {
-                    let Some((body, first)) = ledger.key(&project, &name)? else { return Ok(None) };
-                    // One that was refused, or cut off by a restart, never ran: its key is free for another try.
-                    let never_ran = |r: SandboxRecord| r.state == State::Ended && r.started_ms.is_none();
-                    Ok(if ledger.sandbox(&first)?.is_some_and(never_ran) { None } else { Some((body, first)) })
-                });
-                let recorded = recorded.await;
+                let recorded = self.recorded(key).await;
                 if !matches!(recorded, Ok(None)) {
                     self.lock_creating().remove(key);
                 }
@@ -115,12 +108,27 @@ impl Core {
         }
     }
 
+    /// Whose an idempotency key is by the ledger. One that was refused, or cut off by a restart, never ran: its key is
+    /// free for another try.
+    async fn recorded(self: &Arc<Self>, key: &(String, String)) -> Result<Option<(Digest, SandboxId)>, Problem> {
+        let (project, name) = key.clone();
+        let Some((body, first)) = self.read_ledger(move |ledger| ledger.key(&project, &name)).await? else {
+            return Ok(None);
+        };
+        let never_ran = |r: SandboxRecord| r.state == State::Ended && r.started_ms.is_none();
+        if self.live(&first).is_none() && self.ended(&first).await?.is_some_and(never_ran) {
+            return Ok(None);
+        }
+        Ok(Some((body, first)))
+    }
+
     /// Answers a repeated create with the first one's sandbox, once that runs or has ended.
     async fn repeat(self: &Arc<Self>, first: &SandboxId) -> Result<Created, Problem> {
         if let Some(sandbox) = self.live(first) {
             let mut pulse = sandbox.pulse.subscribe();
             // The sender lives as long as the sandbox.
-            let _seen = pulse.wait_for(|p| !matches!(p.state, State::Pending | State::Starting)).await;
+            let decided = |s| matches!(s, State::Running | State::Paused | State::Ended);
+            let _seen = pulse.wait_for(|p| decided(p.state)).await;
             return Ok(Created { status: sandbox.status(), repeated: true });
         }
         match self.ended(first).await? {
