@@ -15,7 +15,7 @@ import pytest
 
 import corral
 from conftest import Make
-from support import busybox_rootfs, docker_archive, free_port, tar_of, until
+from support import Server, busybox_rootfs, docker_archive, free_port, tar_of, until
 
 
 @pytest.fixture
@@ -180,3 +180,41 @@ def test_a_layer_in_use_stays_until_its_sandbox_ends(
     if layer.digest in {found.digest for found in client.layers.list()}:
         client.layers.delete(layer.digest)
     assert layer.digest not in {found.digest for found in client.layers.list()}
+
+
+def test_a_layer_whose_file_is_damaged_or_gone(tmp_path: Path) -> None:
+    """On a node of its own, since its store is damaged from outside."""
+    server = Server(True).start()
+    try:
+        with server.client(retry=corral.RetryPolicy(attempts=1)) as client:
+            for image in ("whole", "short", "changed", "gone"):
+                file = tmp_path / f"{image}.tar"
+                file.write_bytes(tar_of({"which": image.encode() * 50_000}))
+                client.images.import_file(file, image, kind="rootfs")
+                [layer] = client.images.get(image).layers
+                [stored] = list((server.data / "layers").rglob(f"*{layer.digest.split(':')[1]}*.erofs"))
+                match image:
+                    case "short":
+                        os.truncate(stored, layer.size_bytes // 2)
+                    case "changed":
+                        with stored.open("r+b") as content:
+                            content.seek(1024)
+                            content.write(b"\0" * 64)
+                    case "gone":
+                        stored.unlink()
+            for image in ("short", "changed", "gone"):
+                with pytest.raises(corral.CorralError) as caught:
+                    client.sandboxes.create(image)
+                error = caught.value
+                assert error.kind in {"digest_mismatch", "not_found", "storage_error"}, error
+                assert not isinstance(error, corral.InvalidRequest)
+                [ended] = client.sandboxes.list(state="ended", environment=image)
+                assert ended.status.end is not None
+                assert ended.status.end.reason in {"image_unavailable", "storage_error"}
+                assert ended.status.end.infra_failed
+            with client.sandboxes.create("whole") as box:
+                assert box.files.read("/which").startswith("whole")
+        assert server.stop() == 0
+        assert not any(server.remains().values()), server.remains()
+    finally:
+        server.end()
