@@ -89,7 +89,7 @@ def test_the_daemon_dies_among_creates(tmp_path: Path) -> None:
         assert all(len(ids) == 1 for ids in by_number.values()), "none is doubled"
         for number, result in enumerate(made):
             if isinstance(result, corral.Sandbox):
-                assert by_number.get(str(number)) == [result.id], f"what succeeded is there: {result.refresh().status}"
+                assert by_number.get(str(number)) == [result.id], f"what succeeded is there: {result.refresh()}"
                 assert found[result.id].state == State.RUNNING
             else:
                 assert result.kind in {"overloaded", "unavailable", "start_failed"}, result
