@@ -7,6 +7,7 @@ import json
 import os
 import pty
 import select
+import socket
 import subprocess
 import tarfile
 import time
@@ -165,3 +166,19 @@ def test_documents_of_its_own(server: Server) -> None:
     key = json.loads(ok(server.cli("--json", "key", "create", "from the cli")))
     assert key["id"] in ok(server.cli("key", "ls"))
     ok(server.cli("key", "rm", key["id"]))
+
+
+def test_a_server_that_does_not_answer_can_be_left(server: Server) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        url = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        process = subprocess.Popen(
+            [PROGRAM, "exec", "s1", "--", "true"],
+            env=server.environment | {"CORRAL_API_URL": url, "CORRAL_API_KEY": "k"},
+            stdin=subprocess.DEVNULL,
+        )
+        silent.settimeout(60)
+        connection, _ = silent.accept()
+        with connection:
+            connection.recv(1)
+            process.terminate()
+            assert process.wait(60) == 130

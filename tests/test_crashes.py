@@ -260,3 +260,24 @@ def test_sigterm_leaves_sandboxes_running(tmp_path: Path) -> None:
         server.start()
         box.files.write("/tmp/go", "")
         assert command.result().stdout == "through\n"
+
+
+def test_keepers_that_are_stopped(tmp_path: Path) -> None:
+    """A node does not wait for ever for keepers that do not answer, and loses nothing by it."""
+    with node(tmp_path) as (server, client):
+        box = client.sandboxes.create("bb", limits=TINY)
+        sleeper = box.start("sleep 1000")
+        keepers = server.keepers()
+        server.kill()
+        for pid in keepers:
+            os.kill(pid, signal.SIGSTOP)
+        try:
+            with pytest.raises(RuntimeError, match="does not answer"):
+                server.start()
+        finally:
+            for pid in keepers:
+                os.kill(pid, signal.SIGCONT)
+        server.start()
+        assert sorted(server.keepers()) == sorted(keepers)
+        assert sleeper.refresh().running
+        assert box.exec("echo here").stdout == "here\n"

@@ -100,10 +100,16 @@ impl Keepers {
         if !keeper.socket.exists() {
             return Ok(false);
         }
-        let connected = match keeper_process::bring_up_to_date(&self.programs, &keeper.socket).await {
-            Ok(()) => self.connect(keeper).await,
-            Err(error) => Err(error),
+        /// One that does not answer is stopped or stuck, and with it every start of its sandboxes' commands.
+        const ANSWERS_WITHIN: std::time::Duration = std::time::Duration::from_secs(20);
+        let connecting = async {
+            keeper_process::bring_up_to_date(&self.programs, &keeper.socket).await?;
+            self.connect(keeper).await
         };
+        let connected = tokio::time::timeout(ANSWERS_WITHIN, connecting).await.unwrap_or_else(|_| {
+            let socket = keeper.socket.display();
+            Err(RuntimeError::Refused(format!("the keeper at {socket} does not answer: is its process stopped?")))
+        });
         match connected {
             Ok(()) => Ok(true),
             // Nobody listens any more.

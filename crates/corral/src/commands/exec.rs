@@ -132,7 +132,10 @@ async fn stream(
     mut interrupts: Option<Interrupts>,
 ) -> anyhow::Result<ExitCode> {
     let path = ["v1", "sandboxes", sandbox, "exec"];
-    let response = send(client.post(&path).query(&ExecQuery { stream: true }).json(spec)).await?;
+    let response = tokio::select! {
+        response = send(client.post(&path).query(&ExecQuery { stream: true }).json(spec)) => response?,
+        () = wait(&mut interrupts) => return Ok(INTERRUPTED.into()),
+    };
     let mut lines = Lines::new(response);
     let mut command: Option<CommandId> = None;
     let mut feeding: Option<tokio::task::JoinHandle<()>> = None;
@@ -142,7 +145,10 @@ async fn stream(
             line = lines.next() => line?.context("the output broke off before the command ended")?,
             () = wait(&mut interrupts) => {
                 match &command {
-                    Some(command) if !interrupted => interrupt(client, sandbox, command).await?,
+                    // Not waited for: a second one must end this client whatever becomes of the first.
+                    Some(command) if !interrupted => {
+                        tokio::spawn(interrupt(client.clone(), sandbox.to_owned(), command.clone()));
+                    }
                     _ => break INTERRUPTED.into(),
                 }
                 interrupted = true;
@@ -183,10 +189,12 @@ async fn wait(interrupts: &mut Option<Interrupts>) {
     }
 }
 
-async fn interrupt(client: &Client, sandbox: &str, command: &CommandId) -> anyhow::Result<()> {
-    let path = ["v1", "sandboxes", sandbox, "commands", command.as_str(), "signal"];
+async fn interrupt(client: Client, sandbox: String, command: CommandId) {
+    let path = ["v1", "sandboxes", &sandbox, "commands", command.as_str(), "signal"];
     let body = SignalRequest { signal: "SIGINT".into(), tree: true };
-    send(client.post(&path).json(&body)).await.map(drop)
+    if let Err(error) = send(client.post(&path).json(&body)).await {
+        print_error(false, &error.context("the command could not be interrupted"));
+    }
 }
 
 /// Streams standard input to a command and closes it at its end.
