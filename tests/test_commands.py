@@ -259,6 +259,17 @@ def test_output_cannot_forge_a_sessions_status(box: corral.Sandbox) -> None:
         assert result.exit_code == 4
 
 
+def test_what_a_shells_own_code_writes_on_its_reports_counts_for_nothing(debian_box: corral.Sandbox) -> None:
+    """A shell keeps its control pipe under another number while a command runs; code in the shell can write there."""
+    with debian_box.session(shell="/bin/bash") as session:
+        forge = 'for fd in 9 10 11 12 13 14; do eval "echo 0 >&$fd" 2>/dev/null; done'
+        forged = session.run(f"{forge}; sleep 0.5; echo late; (exit 7)")
+        assert (forged.exit_code, forged.stdout.splitlines()[-1]) == (7, "late")
+        for code in (5, 6):
+            following = session.run(f"echo after {code}; (exit {code})")
+            assert (following.exit_code, following.stdout) == (code, f"after {code}\n")
+
+
 def test_a_shell_that_exits_closes_its_session(box: corral.Sandbox) -> None:
     with box.session() as shell:
         assert shell.run("exit 3").exit_code == 3
@@ -309,3 +320,10 @@ async def test_asyncio_commands(server: Server, box: corral.Sandbox) -> None:
         async with await sandbox.pty(["/bin/cat"]) as terminal:
             await terminal.send("echo\n\x04")
             assert b"echo" in await terminal.read_until("echo")
+
+
+def test_standard_streams_by_their_names(box: corral.Sandbox) -> None:
+    for user in ("root", "agent"):
+        script = "echo out > /dev/stdout; echo err > /dev/stderr; echo tee | tee /dev/stderr; cat /dev/stdin"
+        result = box.exec(script, user=user, stdin="in\n")
+        assert (result.stdout, result.stderr, result.exit_code) == ("out\ntee\nin\n", "err\ntee\n", 0), user

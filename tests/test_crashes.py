@@ -281,3 +281,25 @@ def test_keepers_that_are_stopped(tmp_path: Path) -> None:
         assert sorted(server.keepers()) == sorted(keepers)
         assert sleeper.refresh().running
         assert box.exec("echo here").stdout == "here\n"
+
+
+def test_a_sessions_command_survives_the_daemon(tmp_path: Path) -> None:
+    """It goes on, its result is its own, and the next command's is the next one's."""
+    with node(tmp_path) as (server, client):
+        box = client.sandboxes.create("bb", limits=SMALL)
+        session = box.session()
+        session.run("cd /tmp; kept=yes")
+        script = "echo begun; until [ -e go ]; do sleep 0.1; done; echo old; (exit 3)"
+        with ThreadPoolExecutor(2) as pool:
+            # Its client asks again under the step key when the answer is lost.
+            running = pool.submit(session.run, script, step_key="old")
+            until(lambda: box.commands()[-1].output() == b"begun\n", 30)
+            old = box.commands()[-1]
+            server.kill()
+            server.start()
+            following = pool.submit(session.run, "echo new $kept; (exit 4)")
+            box.files.write("/tmp/go", "")
+            first, second = running.result(120), following.result(120)
+        assert first.command.id == old.id, "it does not run twice"
+        assert (first.exit_code, first.stdout) == (3, "begun\nold\n")
+        assert (second.exit_code, second.stdout) == (4, "new yes\n")

@@ -65,6 +65,19 @@ def test_commands(document: Path) -> None:
     assert named <= commands | {"gateway", "node"}, named - commands
 
 
+def test_promises_name_tests_that_exist() -> None:
+    """Rows of SPEC.md name tests by file and function, and figures by the names the bench gives them."""
+    text = (ROOT / "SPEC.md").read_text()
+    missing = []
+    for path, function in re.findall(r"`([\w./-]+\.(?:rs|py))::(\w+)`", text):
+        file = ROOT / path
+        if not file.exists() or not re.search(rf"\b(?:fn|def) {function}\b", file.read_text()):
+            missing.append(f"{path}::{function}")
+    figures = (ROOT / "bench" / "results.py").read_text()
+    missing += [name for name in re.findall(r"bench `(\w+)`", text) if f'"{name}"' not in figures]
+    assert not missing, missing
+
+
 def test_routes() -> None:
     """Each public route of docs/routes.md is in the API document, and the other way round."""
     document = json.loads((ROOT / "openapi" / "corral.json").read_text())

@@ -235,3 +235,61 @@ def test_what_the_node_cannot_give_is_refused(make: Make, wide: dict[str, float]
         make(limits=wide)
     assert not caught.value.retryable, "it will never fit"
     assert caught.value.status in {400, 409, 422}
+
+
+SOCKETS = """
+import socket
+kept, got = [], 0
+sink = b"x" * 60000
+try:
+    while got < 400 << 20:
+        a = socket.socket(socket.AF_INET, socket.SOCK_DGRAM); a.bind(("127.0.0.1", 0)); a.setblocking(False)
+        b = socket.socket(socket.AF_INET, socket.SOCK_DGRAM); b.setblocking(False)
+        a.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 20)
+        kept += [a, b]
+        for _ in range(3):
+            b.sendto(sink, a.getsockname()); got += len(sink)
+except OSError as error: print(error.errno)
+held = 0
+for a in kept[::2]:
+    try:
+        while True: held += len(a.recv(65536))
+    except OSError: pass
+print(held >> 20)
+"""
+
+
+def test_what_sockets_hold_counts(make: Make, debian: str) -> None:
+    sandbox = make(debian, limits=limits(memory_mib=96, open_files=8192))
+    result = python_in(sandbox, SOCKETS, timeout=120)
+    held = int(result.stdout.split()[-1]) if result.ok else 0
+    assert held <= 96, "no more than its memory, or it was killed for it"
+    assert sandbox.exec("echo alive").stdout == "alive\n"
+
+
+POOLS = """
+import ctypes, os, pty, socket, struct
+libc = ctypes.CDLL(None, use_errno=True)
+context = ctypes.c_ulong(0)
+print(libc.syscall(206, 128, ctypes.byref(context)), ctypes.get_errno())
+for family in (17, 44, 38, 40):
+    try: socket.socket(family, socket.SOCK_RAW)
+    except OSError as error: print(family, error.errno)
+taken = 0
+try:
+    while taken < 1000: pty.openpty(); taken += 1
+except OSError: pass
+print(taken)
+s = socket.socket(socket.AF_INET6, socket.SOCK_DGRAM)
+s.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+code = ctypes.create_string_buffer(struct.pack("HBBI", 6, 0, 0, 0xffff))
+try: s.setsockopt(socket.SOL_SOCKET, 26, struct.pack("HL", 1, ctypes.addressof(code)))
+except OSError as error: print(error.errno)
+"""
+
+
+def test_pools_of_the_host_are_out_of_reach_or_shared_out(make: Make, debian: str) -> None:
+    """Native asynchronous I/O, packet rings, programs for the kernel; terminals are bounded."""
+    sandbox = make(debian, limits=limits(open_files=4096))
+    said = python_in(sandbox, POOLS).stdout.splitlines()
+    assert said == ["-1 38", "17 1", "44 1", "38 1", "40 1", "128", "1"]

@@ -164,7 +164,7 @@ pub struct SandboxSpec {
     pub cmd: Option<Vec<String>>,
     /// Labels to find it by. Keys and values up to 128 bytes, 64 at most.
     pub labels: BTreeMap<String, String>,
-    /// Host name inside; the id where empty.
+    /// Host name inside; `sandbox` where empty.
     pub hostname: String,
     /// Ends after this long without a request. 0 = never.
     pub idle_ttl_ms: u64,

@@ -71,19 +71,54 @@ const NAMESPACES: u32 = (libc::CLONE_NEWNS
 /// One more for unshare(2); in clone(2) this bit is part of the exit signal.
 const NEW_TIME: u32 = 0x80;
 
-/// System calls refused with EPERM when the low word of an argument, which is all the kernel looks at, says so.
-const REFUSED_WHEN: &[(i64, u32, When)] = &[
-    (libc::SYS_clone, 0, When::Any(NAMESPACES)),
-    (libc::SYS_unshare, 0, When::Any(NAMESPACES | NEW_TIME)),
-    // Kernel crypto, host-guest sockets and IPsec keys: not namespaced, or of no use inside.
-    (libc::SYS_socket, 0, When::OneOf(&[libc::AF_ALG as u32, libc::AF_VSOCK as u32, libc::AF_KEY as u32])),
+/// System calls refused with EPERM when the low words of their arguments, which are all the kernel looks at, say so.
+const REFUSED_WHEN: &[Rule] = &[
+    Rule { call: libc::SYS_clone, only: None, argument: 0, when: When::Any(NAMESPACES) },
+    Rule { call: libc::SYS_unshare, only: None, argument: 0, when: When::Any(NAMESPACES | NEW_TIME) },
+    // Other families are not namespaced, of no use inside, or take memory that is charged to nobody (packet rings).
+    Rule {
+        call: libc::SYS_socket,
+        only: None,
+        argument: 0,
+        when: When::NoneOf(&[
+            libc::AF_UNIX as u32,
+            libc::AF_INET as u32,
+            libc::AF_INET6 as u32,
+            libc::AF_NETLINK as u32,
+        ]),
+    },
+    // Programs for the kernel, of which the whole host has one pool.
+    Rule {
+        call: libc::SYS_setsockopt,
+        only: Some((1, libc::SOL_SOCKET as u32)),
+        argument: 2,
+        when: When::OneOf(&[libc::SO_ATTACH_FILTER as u32, libc::SO_ATTACH_REUSEPORT_CBPF as u32]),
+    },
     // Typing into another's terminal.
-    (libc::SYS_ioctl, 1, When::OneOf(&[libc::TIOCSTI as u32, libc::TIOCLINUX as u32])),
+    Rule {
+        call: libc::SYS_ioctl,
+        only: None,
+        argument: 1,
+        when: When::OneOf(&[libc::TIOCSTI as u32, libc::TIOCLINUX as u32]),
+    },
 ];
 
 /// First system call number that this filter does not know: answered with ENOSYS, as by an older kernel. So are the
-/// numbers of the x32 ABI, and clone3, whose flags a filter cannot see (C libraries fall back to clone).
+/// numbers of the x32 ABI.
 const FIRST_UNKNOWN: u32 = 463;
+/// Answered likewise, so that programs fall back: clone3, whose flags a filter cannot see, and native asynchronous I/O,
+/// of which the whole host has one pool.
+const UNKNOWN: &[i64] = &[libc::SYS_clone3, libc::SYS_io_setup];
+
+/// A call that its arguments decide on.
+#[derive(Debug)]
+struct Rule {
+    call: i64,
+    /// Asked for only where another argument has this value.
+    only: Option<(u32, u32)>,
+    argument: u32,
+    when: When,
+}
 
 /// A test of an argument.
 #[derive(Debug, Clone, Copy)]
@@ -92,6 +127,8 @@ enum When {
     Any(u32),
     /// It is one of these.
     OneOf(&'static [u32]),
+    /// It is none of these.
+    NoneOf(&'static [u32]),
 }
 
 /// What becomes of a call.
@@ -134,8 +171,8 @@ impl Filter {
 /// The verdict on every call number, as the first number of each range.
 fn ranges() -> Vec<(u32, Verdict)> {
     let mut special: BTreeMap<u32, Verdict> = REFUSED.iter().map(|call| (*call as u32, Verdict::Refuse)).collect();
-    special.extend(REFUSED_WHEN.iter().enumerate().map(|(index, (call, ..))| (*call as u32, Verdict::Look(index))));
-    special.insert(libc::SYS_clone3 as u32, Verdict::Unknown);
+    special.extend(REFUSED_WHEN.iter().enumerate().map(|(index, rule)| (rule.call as u32, Verdict::Look(index))));
+    special.extend(UNKNOWN.iter().map(|call| (*call as u32, Verdict::Unknown)));
     special.insert(FIRST_UNKNOWN, Verdict::Unknown);
     let mut ranges: Vec<(u32, Verdict)> = Vec::new();
     for call in 0..=FIRST_UNKNOWN {
@@ -194,7 +231,7 @@ impl Program {
         self.plain(bpf::RETURN, bpf::KILL);
         self.plain(bpf::LOAD, bpf::CALL_NUMBER);
         self.search(ranges);
-        let looks: Vec<usize> = REFUSED_WHEN.iter().map(|(_, index, when)| self.look(*index, *when)).collect();
+        let looks: Vec<usize> = REFUSED_WHEN.iter().map(|rule| self.look(rule)).collect();
         let allow = self.plain(bpf::RETURN, bpf::ALLOW);
         let refuse = self.plain(bpf::RETURN, bpf::ERRNO | libc::EPERM as u32);
         let unknown = self.plain(bpf::RETURN, bpf::ERRNO | libc::ENOSYS as u32);
@@ -237,17 +274,27 @@ impl Program {
         To::Line(at)
     }
 
-    /// Tests an argument; the line it begins at.
-    fn look(&mut self, argument: u32, when: When) -> usize {
-        let start = self.plain(bpf::LOAD, bpf::argument(argument));
-        let (code, values) = match &when {
+    /// Tests the arguments; the line it begins at.
+    fn look(&mut self, Rule { only, argument, when, .. }: &Rule) -> usize {
+        let start = self.0.len();
+        if let Some((other, value)) = only {
+            let test = self.plain(bpf::LOAD, bpf::argument(*other)) + 1;
+            let jumps = Some((To::Line(test + 1), To::Verdict(Verdict::Allow)));
+            self.0.push(Line { code: bpf::IF_EQUAL, k: *value, jumps });
+        }
+        self.plain(bpf::LOAD, bpf::argument(*argument));
+        let (code, values) = match when {
             When::Any(bits) => (bpf::IF_ANY_BIT, std::slice::from_ref(bits)),
-            When::OneOf(values) => (bpf::IF_EQUAL, *values),
+            When::OneOf(values) | When::NoneOf(values) => (bpf::IF_EQUAL, *values),
+        };
+        let (hit, miss) = match when {
+            When::NoneOf(_) => (Verdict::Allow, Verdict::Refuse),
+            When::Any(_) | When::OneOf(_) => (Verdict::Refuse, Verdict::Allow),
         };
         for (index, k) in values.iter().enumerate() {
             let last = index + 1 == values.len();
-            let no = if last { To::Verdict(Verdict::Allow) } else { To::Line(self.0.len() + 1) };
-            self.0.push(Line { code, k: *k, jumps: Some((To::Verdict(Verdict::Refuse), no)) });
+            let no = if last { To::Verdict(miss) } else { To::Line(self.0.len() + 1) };
+            self.0.push(Line { code, k: *k, jumps: Some((To::Verdict(hit), no)) });
         }
         start
     }
@@ -258,7 +305,7 @@ mod tests {
     use super::*;
 
     const REFUSE: u32 = bpf::ERRNO | libc::EPERM as u32;
-    const UNKNOWN: u32 = bpf::ERRNO | libc::ENOSYS as u32;
+    const NOT_THERE: u32 = bpf::ERRNO | libc::ENOSYS as u32;
 
     /// Runs a program as the kernel would.
     fn answer(Filter(program): &Filter, architecture: u32, call: i64, arguments: [u64; 6]) -> u32 {
@@ -296,12 +343,13 @@ mod tests {
         for call in (0..5000).chain(0x4000_0000..0x4000_0400) {
             let expected = match call {
                 _ if REFUSED.contains(&call) => REFUSE,
-                _ if call == libc::SYS_clone3 || call >= i64::from(FIRST_UNKNOWN) => UNKNOWN,
+                _ if UNKNOWN.contains(&call) || call >= i64::from(FIRST_UNKNOWN) => NOT_THERE,
+                libc::SYS_socket => REFUSE, // family 0
                 _ => bpf::ALLOW,
             };
             assert_eq!(answer(&filter, bpf::X86_64, call, [0; 6]), expected, "call {call}");
         }
-        assert_eq!(answer(&filter, bpf::X86_64, -1, [0; 6]), UNKNOWN);
+        assert_eq!(answer(&filter, bpf::X86_64, -1, [0; 6]), NOT_THERE);
     }
 
     #[test]
@@ -323,10 +371,10 @@ mod tests {
         }
         assert_eq!(of(libc::SYS_clone, first(libc::CLONE_VM as u64 | libc::CLONE_NEWUSER as u64)), REFUSE);
         for family in 0..50u64 {
-            let bad = [libc::AF_ALG, libc::AF_VSOCK, libc::AF_KEY].contains(&(family as i32));
+            let good = [libc::AF_UNIX, libc::AF_INET, libc::AF_INET6, libc::AF_NETLINK].contains(&(family as i32));
             // The kernel takes an int: what stands above it changes nothing.
             for value in [family, family | 1 << 40] {
-                assert_eq!(of(libc::SYS_socket, first(value)) == REFUSE, bad, "socket {value:#x}");
+                assert_eq!(of(libc::SYS_socket, first(value)) == REFUSE, !good, "socket {value:#x}");
             }
         }
         for request in [libc::TIOCSTI, libc::TIOCLINUX, libc::TIOCSTI | 1 << 32] {
@@ -334,6 +382,12 @@ mod tests {
             assert_eq!(of(libc::SYS_ioctl, first(request)), bpf::ALLOW);
         }
         assert_eq!(of(libc::SYS_ioctl, second(libc::TIOCGWINSZ)), bpf::ALLOW);
+        let option = |value: i32| [3, libc::SOL_SOCKET as u64, value as u64, 0, 0, 0];
+        assert_eq!(of(libc::SYS_setsockopt, option(libc::SO_ATTACH_FILTER)), REFUSE);
+        assert_eq!(of(libc::SYS_setsockopt, option(libc::SO_REUSEADDR)), bpf::ALLOW);
+        let v6_only = [3, libc::IPPROTO_IPV6 as u64, libc::IPV6_V6ONLY as u64, 0, 0, 0];
+        assert_eq!(libc::IPV6_V6ONLY, libc::SO_ATTACH_FILTER, "one number, two levels");
+        assert_eq!(of(libc::SYS_setsockopt, v6_only), bpf::ALLOW);
     }
 
     #[test]

@@ -112,6 +112,8 @@ pub struct Spawn {
     pub command: CommandId,
     /// What to run; absent when it comes in a memfd.
     pub program: Option<Program>,
+    /// First host uid and gid of the sandbox's 65,536.
+    pub id_base: u32,
     /// User inside.
     pub uid: u32,
     /// Group inside.

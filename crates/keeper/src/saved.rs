@@ -20,8 +20,6 @@ pub struct Saved {
     sandboxes: Vec<SavedSandbox>,
     commands: Vec<SavedCommand>,
     #[serde(default)]
-    unclaimed: Vec<(i32, Exit)>,
-    #[serde(default)]
     terminals: Option<[i32; 2]>,
 }
 
@@ -64,7 +62,6 @@ impl Saved {
             listener: listener.as_raw_fd(),
             sandboxes: table.sandboxes.iter().map(|(_, s)| save_sandbox(s)).collect(),
             commands: table.commands.iter().map(|(_, c)| save_command(c)).collect(),
-            unclaimed: table.unclaimed.values().map(|ended| (ended.pid, Exit::from(*ended))).collect(),
             terminals: terminals.map(Terminals::numbers),
         }
     }
@@ -88,7 +85,6 @@ impl Saved {
                 table.by_pid.insert(pid, Owner::Command(slot));
             }
         }
-        table.unclaimed.extend(self.unclaimed.into_iter().map(|(pid, exit)| (pid, exit.of_child(pid))));
         Ok(Restored {
             listener: process::inherited(self.listener)?,
             table,
@@ -151,6 +147,7 @@ fn restore_command(saved: SavedCommand) -> Result<Command, Errno> {
         id: saved.id,
         sandbox: saved.sandbox,
         pid: saved.pid,
+        helper: 0,
         io: saved.io,
         starting: None,
         outputs,
@@ -167,11 +164,5 @@ fn restore_command(saved: SavedCommand) -> Result<Command, Errno> {
 impl From<ChildExit> for Exit {
     fn from(ended: ChildExit) -> Self {
         Self { code: ended.code, signal: ended.signal, cpu_us: ended.cpu_us, peak_rss_kib: ended.peak_rss_kib }
-    }
-}
-
-impl Exit {
-    fn of_child(self, pid: i32) -> ChildExit {
-        ChildExit { pid, code: self.code, signal: self.signal, cpu_us: self.cpu_us, peak_rss_kib: self.peak_rss_kib }
     }
 }

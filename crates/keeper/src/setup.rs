@@ -149,7 +149,10 @@ fn inside(launch: &Launch, inherited: &Inherited<'_>) -> Result<std::convert::In
 pub fn devpts() -> Result<OwnedFd, Errno> {
     // Terminals are devices: NODEV would make them useless.
     let attributes = MountAttrFlags::MOUNT_ATTR_NOSUID | MountAttrFlags::MOUNT_ATTR_NOEXEC;
-    filesystem("devpts", &[("newinstance", ""), ("ptmxmode", "0666"), ("mode", "0620"), ("gid", "5")], attributes)
+    // Most of them: the whole host has some thousand.
+    const MOST: &str = "128";
+    let options = [("newinstance", ""), ("ptmxmode", "0666"), ("mode", "0620"), ("gid", "5"), ("max", MOST)];
+    filesystem("devpts", &options, attributes)
 }
 
 fn filesystem(kind: &str, options: &[(&str, &str)], attributes: MountAttrFlags) -> Result<OwnedFd, Errno> {

@@ -3,6 +3,7 @@
 
 use crate::confine;
 use crate::kit::Kit;
+use crate::launch::IDS_PER_SANDBOX;
 use crate::protocol::{Io, Program, Spawn, Step};
 use crate::wire;
 use corral_sys::fork::{clone_child, flags};
@@ -65,7 +66,14 @@ pub fn spawn(
     }
     let unified = if spawn.unified { Some(fds.next().ok_or(bad)?) } else { None };
     let streams_error = |e| (Step::Streams, e);
-    let output = || pipe_with(PipeFlags::CLOEXEC).map_err(streams_error);
+    // The user's own, so that /dev/stdout and the like can be opened.
+    let owner = |id: u32| spawn.id_base.saturating_add(id.min(IDS_PER_SANDBOX - 1));
+    let output = || {
+        identity::set_filesystem(owner(spawn.uid), owner(spawn.gid));
+        let made = pipe_with(PipeFlags::CLOEXEC).map_err(streams_error);
+        identity::set_filesystem(0, 0);
+        made
+    };
     let mut spawned_sources = [None, None, None];
     let mut logs = [None, None, None];
     let mut input = None;

@@ -36,6 +36,8 @@ pub struct Command {
     pub sandbox: SandboxId,
     /// First process; 0 until the helper has told it.
     pub pid: i32,
+    /// Number of the helper that makes it.
+    pub helper: u64,
     /// How its streams are connected.
     pub io: Io,
     /// Socket to the process, and the request waiting for it, until its program runs.
@@ -138,6 +140,9 @@ impl<T> Slots<T> {
     }
 }
 
+/// Most ended children kept whose id no helper has told: far more than can be starting at a time.
+const MAX_UNCLAIMED: usize = 4096;
+
 /// Everything the keeper holds.
 #[derive(Debug, Default)]
 pub struct Table {
@@ -151,11 +156,34 @@ pub struct Table {
     pub by_command: HashMap<CommandId, usize>,
     /// Owner of a process id.
     pub by_pid: HashMap<i32, Owner>,
-    /// Ended children whose helper has not told their id yet, or whose start had failed.
-    pub unclaimed: HashMap<i32, ChildExit>,
+    /// Helpers started so far.
+    helpers: u64,
+    /// Ended children whose helper has not told their id yet, or whose start had failed; and how many helpers had been
+    /// started when they were reaped.
+    unclaimed: HashMap<i32, (ChildExit, u64)>,
 }
 
 impl Table {
+    /// The number of a helper that is being started.
+    pub fn next_helper(&mut self) -> u64 {
+        self.helpers += 1;
+        self.helpers
+    }
+
+    /// Keeps the end of a child that nobody is known to own.
+    pub fn keep_unclaimed(&mut self, ended: ChildExit) {
+        if self.unclaimed.len() >= MAX_UNCLAIMED {
+            self.unclaimed.clear();
+        }
+        self.unclaimed.insert(ended.pid, (ended, self.helpers));
+    }
+
+    /// The end of the child that this helper has told of, if it was reaped already. One that was reaped before the helper
+    /// was started is another's, whose process id has come round again.
+    pub fn claim(&mut self, pid: i32, helper: u64) -> Option<ChildExit> {
+        self.unclaimed.remove(&pid).filter(|(_, helpers)| *helpers >= helper).map(|(ended, _)| ended)
+    }
+
     /// Takes a sandbox in.
     pub fn add_sandbox(&mut self, sandbox: Sandbox) -> usize {
         let (id, pid) = (sandbox.id.clone(), sandbox.pid);
@@ -191,5 +219,28 @@ impl Table {
             self.by_pid.remove(&sandbox.pid);
         }
         Some(sandbox)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn ended(pid: i32, code: i32) -> ChildExit {
+        ChildExit { pid, code: Some(code), signal: None, cpu_us: 0, peak_rss_kib: 0 }
+    }
+
+    #[test]
+    fn an_end_is_claimed_by_a_helper_that_was_there_and_by_no_later_one() {
+        let mut table = Table::default();
+        let first = table.next_helper();
+        table.keep_unclaimed(ended(70, 0));
+        assert_eq!(table.claim(70, first), Some(ended(70, 0)), "it ended before its helper told of it");
+        assert_eq!(table.claim(70, first), None, "once");
+
+        table.keep_unclaimed(ended(80, 1));
+        let later = table.next_helper();
+        assert_eq!(table.claim(80, later), None, "the process id came round again");
+        assert_eq!(table.claim(80, first), None, "and is forgotten with that");
     }
 }

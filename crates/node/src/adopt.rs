@@ -213,6 +213,8 @@ impl Core {
                         self.arm_timeout(sandbox, &command, record.timeout_ms);
                     }
                 }
+                // It ran in a session's shell: that tells.
+                None if command.is_running() && record.within.is_some() => {}
                 // Intended, perhaps sent, perhaps done: nobody can know, and it is not run again.
                 None if command.is_running() => {
                     self.settle(sandbox, &command, Outcome::OutcomeUnknown, record.totals, None, false);
@@ -226,6 +228,7 @@ impl Core {
                 sandbox.lock().sessions.insert(session.id.clone(), session);
             }
         }
+        self.adopt_turns(sandbox);
         // The keeper may forget what is recorded as ended, and what was never recorded.
         let link = self.keepers.get(sandbox.lock().record.keeper).and_then(|k| k.link());
         if let Some(link) = link {
@@ -234,6 +237,23 @@ impl Core {
                     // A keeper that is gone has nothing to forget.
                     let _forgotten = link.ask(Request::Acknowledge { command }).await;
                 }
+            }
+        }
+    }
+
+    /// Takes over the commands that sessions' shells were given.
+    fn adopt_turns(self: &Arc<Self>, sandbox: &Arc<Sandbox>) {
+        let (commands, sessions) = {
+            let inner = sandbox.lock();
+            (inner.commands.values().cloned().collect::<Vec<_>>(), inner.sessions.clone())
+        };
+        for command in commands.iter().filter(|c| c.is_running()) {
+            let record = command.lock().clone();
+            let Some(within) = record.within else { continue };
+            let session = record.session.and_then(|id| sessions.get(&id)).filter(|s| s.shell.id == within.shell);
+            match session {
+                Some(session) => self.resume_turn(sandbox, session, command),
+                None => self.settle(sandbox, command, Outcome::OutcomeUnknown, record.totals, None, false),
             }
         }
     }

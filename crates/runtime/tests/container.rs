@@ -83,6 +83,7 @@ impl Host {
         let spec = ProcessSpec {
             sandbox: id.clone(),
             command: command.clone(),
+            slot: 0,
             program: Program {
                 argv: ["sh", "-c", shell].map(str::to_owned).to_vec(),
                 env: vec!["PATH=/bin".into()],

@@ -29,7 +29,10 @@ pub async fn dispatch(cli: &Cli) -> anyhow::Result<ExitCode> {
             return Ok(ExitCode::SUCCESS);
         }
         Command::Completions { shell } => {
-            clap_complete::generate(*shell, &mut Cli::command(), "corral", &mut std::io::stdout());
+            // Into memory first: a reader that has enough is no reason to panic.
+            let mut script = Vec::new();
+            clap_complete::generate(*shell, &mut Cli::command(), "corral", &mut script);
+            output::print_line(String::from_utf8_lossy(&script).trim_end())?;
             return Ok(ExitCode::SUCCESS);
         }
         Command::Version => return system::version(&cli.server, cli.json).await.map(|()| ExitCode::SUCCESS),

@@ -1,6 +1,6 @@
 //! Output, ends of processes, and forgetting.
 
-use super::{MAX_UNCLAIMED, Server};
+use super::Server;
 use crate::launch;
 use crate::output::Turn;
 use crate::protocol::{Exit, Io, Message, Reply, Step};
@@ -59,12 +59,7 @@ impl Server {
                 Some(Owner::Command(slot)) => self.command_ended(slot, ended),
                 Some(Owner::Helper) => {}
                 Some(Owner::TerminalsOf(token)) => self.answer_terminals(token, ended.code == Some(0)),
-                None => {
-                    if self.table.unclaimed.len() >= MAX_UNCLAIMED {
-                        self.table.unclaimed.clear();
-                    }
-                    self.table.unclaimed.insert(ended.pid, ended);
-                }
+                None => self.table.keep_unclaimed(ended),
             }
         }
     }

@@ -28,9 +28,6 @@ const STREAM: u64 = 3 << 40;
 /// Longest list of arguments and environment in a memfd.
 const MAX_PROGRAM: u64 = 4 << 20;
 
-/// Most ended children kept whose id no helper has told: far more than can be starting at a time.
-const MAX_UNCLAIMED: usize = 4096;
-
 struct Node {
     socket: OwnedFd,
     unsent: VecDeque<(Vec<u8>, Option<OwnedFd>)>,

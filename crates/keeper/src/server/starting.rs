@@ -106,10 +106,12 @@ impl Server {
                 outputs[stream] = Some(Output::new(source, log, bounds, false));
             }
         }
+        let number_of_helper = self.table.next_helper();
         let slot = self.table.add_command(Command {
             id: request.command,
             sandbox: request.sandbox,
             pid: 0,
+            helper: number_of_helper,
             io: request.io,
             starting: None,
             outputs,
@@ -149,7 +151,8 @@ impl Server {
                 Report::Process(pid) => {
                     command.starting = Some((socket, number));
                     command.pid = pid;
-                    if let Some(ended) = self.table.unclaimed.remove(&pid) {
+                    let helper = command.helper;
+                    if let Some(ended) = self.table.claim(pid, helper) {
                         return self.command_ended(slot, ended);
                     }
                     self.table.by_pid.insert(pid, Owner::Command(slot));
@@ -179,6 +182,9 @@ impl Server {
                 Report::Failed(step, errno) => {
                     // The process ends by itself; nobody asks for it any more.
                     self.table.remove_command(slot);
+                    if pid > 0 {
+                        self.table.by_pid.insert(pid, Owner::Helper);
+                    }
                     return self.reply(number, Reply::Failed { step, errno }, None);
                 }
             }

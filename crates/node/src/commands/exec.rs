@@ -146,10 +146,10 @@ impl Core {
     ) -> Result<(), Problem> {
         let record = command.lock().clone();
         let gate = sandbox.gate.read().await;
-        let (init, affinity, environment, options) = {
+        let (init, slot, affinity, environment, options) = {
             let inner = sandbox.lock();
             let r = &inner.record;
-            (inner.init, inner.affinity.clone(), r.environment.clone(), r.spec.clone())
+            (inner.init, r.slot, inner.affinity.clone(), r.environment.clone(), r.spec.clone())
         };
         let link = self.link_of(sandbox)?;
         let wanted = start.user.as_deref().unwrap_or(&environment.config.user);
@@ -175,6 +175,7 @@ impl Core {
         let spec = ProcessSpec {
             sandbox: sandbox.id.clone(),
             command: record.id.clone(),
+            slot,
             program,
             user,
             open_files: options.limits.open_files,

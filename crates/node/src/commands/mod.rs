@@ -6,6 +6,7 @@ mod finish;
 mod input;
 pub mod output;
 pub mod session;
+mod turn;
 
 pub use entrypoint::Entrypoint;
 pub use exec::{Terminal, find_user};

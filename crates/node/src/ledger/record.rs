@@ -117,6 +117,9 @@ pub struct Within {
     pub shell: CommandId,
     /// First byte in standard output and error.
     pub from: [u64; 2],
+    /// First byte on the control pipe.
+    #[serde(default)]
+    pub control: u64,
 }
 
 /// Bounds of a command's logs where none are asked for; those of a session's shell.

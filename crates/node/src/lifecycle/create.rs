@@ -253,6 +253,11 @@ impl Core {
                 format!("limits.memory_mib is {}: this node has {} MiB", limits.memory_mib, memory.total_bytes >> 20);
             return Err(Problem::new(ErrorKind::InvalidRequest, text));
         }
+        let most_files = rustix::process::getrlimit(rustix::process::Resource::Nofile).maximum.unwrap_or(u64::MAX);
+        if u64::from(limits.open_files) > most_files {
+            let text = format!("limits.open_files is {}: this node may give {most_files}", limits.open_files);
+            return Err(Problem::new(ErrorKind::InvalidRequest, text));
+        }
         let host = rustix::fs::statvfs(&self.config.data_dir).map_or(u64::MAX, |s| s.f_blocks * s.f_frsize);
         if u64::from(limits.disk_mib) << 20 > host {
             let text = format!("limits.disk_mib is {}: this node's disk has {} MiB", limits.disk_mib, host >> 20);

@@ -54,6 +54,11 @@ impl CgroupDriver for Hybrid {
             }
             let memory = u64::from(limits.memory_mib) << 20;
             write(&self.memory.join(sandbox).join("memory.limit_in_bytes"), &memory.to_string())?;
+            // Buffers of sockets are charged to nobody in v1 unless this is set, and then to a counter of their own.
+            let sockets = self.memory.join(sandbox).join("memory.kmem.tcp.limit_in_bytes");
+            if sockets.exists() {
+                write(&sockets, &(memory / 2).to_string())?;
+            }
             write(&self.pids.join(sandbox).join("pids.max"), &limits.pids.to_string())?;
             write(&self.cpu.join(sandbox).join("cpu.cfs_quota_us"), &quota_us(limits.cpus).to_string())?;
             if limits.cpu_weight != Limits::default().cpu_weight {

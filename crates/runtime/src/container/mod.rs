@@ -24,6 +24,11 @@ use platform::Platform;
 
 /// First host id of the first sandbox's range; ranges follow each other.
 const FIRST_ID: u32 = 0x2000_0000;
+
+/// First host id of a range.
+fn first_id(slot: u32) -> u32 {
+    FIRST_ID + slot * corral_keeper::launch::IDS_PER_SANDBOX
+}
 /// Most ranges; ids stay below 2^31, which some programs take for negative.
 pub const MAX_SLOTS: u32 = (0x7000_0000 - FIRST_ID) / corral_keeper::launch::IDS_PER_SANDBOX;
 
@@ -66,6 +71,8 @@ pub struct ProcessSpec {
     pub sandbox: SandboxId,
     /// Its id.
     pub command: CommandId,
+    /// The container's range of user ids.
+    pub slot: u32,
     /// What to run.
     pub program: Program,
     /// As whom.
@@ -166,7 +173,7 @@ impl Containers {
         }
         let launch = Launch {
             sandbox: spec.id,
-            id_base: FIRST_ID + spec.slot * corral_keeper::launch::IDS_PER_SANDBOX,
+            id_base: first_id(spec.slot),
             write_names: hostname != DEFAULT_HOSTNAME,
             hostname,
             affinity: spec.affinity,
@@ -201,6 +208,7 @@ impl Containers {
             sandbox: spec.sandbox.clone(),
             command: spec.command,
             program,
+            id_base: first_id(spec.slot),
             uid: spec.user.uid,
             gid: spec.user.gid,
             groups: spec.user.groups,
@@ -237,6 +245,8 @@ impl Containers {
             sandbox: sandbox.clone(),
             command: CommandId::random(),
             program: Some(Program { argv: vec!["files".into()], env: Vec::new(), cwd: "/".into() }),
+            // For pipes, of which a worker has none.
+            id_base: 0,
             uid: user.uid,
             gid: user.gid,
             groups: user.groups.clone(),
