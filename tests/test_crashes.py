@@ -289,12 +289,12 @@ def test_a_sessions_command_survives_the_daemon(tmp_path: Path) -> None:
         box = client.sandboxes.create("bb", limits=SMALL)
         session = box.session()
         session.run("cd /tmp; kept=yes")
-        script = "echo begun; until [ -e go ]; do sleep 0.1; done; echo old; (exit 3)"
+        script = "echo begun; touch /tmp/begun; until [ -e go ]; do sleep 0.1; done; echo old; (exit 3)"
         with ThreadPoolExecutor(2) as pool:
             # Its client asks again under the step key when the answer is lost.
             running = pool.submit(session.run, script, step_key="old")
-            until(lambda: box.commands()[-1].output() == b"begun\n", 30)
-            old = box.commands()[-1]
+            until(lambda: "begun" in [entry.path for entry in box.files.list("/tmp")], 30)
+            [old] = [command for command in box.commands() if command.status.step_key == "old"]
             server.kill()
             server.start()
             following = pool.submit(session.run, "echo new $kept; (exit 4)")
