@@ -11,7 +11,7 @@ from contextlib import asynccontextmanager, contextmanager
 import pytest
 
 import corral
-from support import Server, busybox_rootfs, rss_bytes, sandbox_cgroups, until
+from support import Server, busybox_rootfs, cgroup_roots, rss_bytes, sandbox_cgroups, until
 
 TINY = corral.Limits(memory_mib=64, cpus=1.0, pids=32, disk_mib=64)
 
@@ -173,3 +173,17 @@ def test_ended_sandboxes_are_forgotten() -> None:
         assert again.id != gone.id
         again.delete()
         live.delete()
+
+
+def test_a_start_that_fails_leaves_no_control_groups() -> None:
+    def groups() -> list[str]:
+        return sorted(str(path) for top in cgroup_roots() for path in top.glob("**/corral-*"))
+
+    before = groups()
+    server = Server(False, "--disk-reserve-mib", str(1 << 30))
+    try:
+        with pytest.raises(RuntimeError, match="no room"):
+            server.start()
+        assert groups() == before
+    finally:
+        server.end()

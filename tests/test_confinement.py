@@ -211,3 +211,11 @@ def test_sandboxes_do_not_reach_each_other(make: Make) -> None:
     one.exec("echo secret > /tmp/s; echo secret > /dev/shm/s", check=True)
     assert other.exec("cat /tmp/s /dev/shm/s 2>/dev/null").stdout == ""
     assert other.exec("ls /proc/sysvipc/shm && wc -l < /proc/sysvipc/shm").stdout.split()[-1] == "1"
+
+
+def test_paths_of_the_host_are_not_told(server: Server, box: corral.Sandbox) -> None:
+    told = box.exec(
+        "cat /sys/block/*/loop/backing_file /sys/devices/virtual/block/*/loop/backing_file 2>/dev/null"
+    ).stdout
+    assert told == ""
+    assert box.exec("ls /sys/fs/btrfs").stdout == ""

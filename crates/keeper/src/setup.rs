@@ -31,7 +31,16 @@ const HIDDEN_FILES: &[&str] = &[
 /// Directories likewise.
 const HIDDEN_DIRS: &[&str] = &["proc/acpi", "proc/scsi"];
 /// Directories of /sys, hidden once in the keeper's own, which all sandboxes share.
-const HIDDEN_SYS: &[&str] = &["sys/firmware", "sys/kernel/debug", "sys/kernel/tracing", "sys/fs/bpf", "sys/fs/cgroup"];
+const HIDDEN_SYS: &[&str] = &[
+    "sys/firmware",
+    "sys/kernel/debug",
+    "sys/kernel/tracing",
+    "sys/fs/bpf",
+    "sys/fs/cgroup",
+    // Loop devices tell the paths of their files.
+    "sys/devices/virtual/block",
+    "sys/fs/btrfs",
+];
 
 /// What the keeper's server hands to the child by inheritance.
 #[derive(Debug)]

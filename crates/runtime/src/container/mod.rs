@@ -102,11 +102,10 @@ impl Containers {
     /// # Errors
     /// When the host lacks what containers need.
     pub fn open(data_dir: &Path, name: &str, writable: crate::writable::WritableConfig) -> Result<Self, RuntimeError> {
-        Ok(Self {
-            cgroups: cgroup::open(name)?,
-            writable: WritableStore::open(data_dir, writable)?,
-            platform: Platform::open(data_dir)?,
-        })
+        // The control groups last: a start that fails for want of space leaves none.
+        let writable = WritableStore::open(data_dir, writable)?;
+        let platform = Platform::open(data_dir)?;
+        Ok(Self { cgroups: cgroup::open(name)?, writable, platform })
     }
 
     /// Gives back what this took of the host, once no container is left: cgroups and mounts.
