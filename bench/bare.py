@@ -36,14 +36,16 @@ class Bare:
         """Starts a second, with two threads."""
         if self.program is None:
             say("building barelaunch")
-            manifest = self.source / "Cargo.toml"
+            # Its directory may be read-only, and has no lock file.
+            copy = self.target / "source"
+            shutil.copytree(self.source, copy, dirs_exist_ok=True, ignore=shutil.ignore_patterns("target"))
+            manifest = copy / "Cargo.toml"
             run(
                 [
                     "cargo",
                     "build",
                     "--quiet",
                     "--release",
-                    "--locked",
                     "--manifest-path",
                     manifest,
                     "--target-dir",
