@@ -78,7 +78,7 @@ impl Gateway {
             config,
             catalogue,
             directory: Directory::new(nodes),
-            description: crate::openapi::document(),
+            description: crate::openapi::document,
             metrics: Arc::new(Metrics::new()),
             draining: AtomicBool::new(false),
             stop: CancellationToken::new(),

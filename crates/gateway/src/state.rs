@@ -61,8 +61,8 @@ pub struct Shared {
     pub catalogue: Arc<Catalogue>,
     /// Nodes.
     pub directory: Directory,
-    /// The API's description.
-    pub description: &'static str,
+    /// The API's description, made when it is first asked for.
+    pub description: fn() -> &'static str,
     /// Counters.
     pub metrics: Arc<Metrics>,
     /// Whether the gateway shuts down.

@@ -91,5 +91,5 @@ async fn node_metrics(gw: &Shared) -> String {
 #[utoipa::path(get, path = "/openapi.json", tag = "system",
     responses((status = 200, description = "OpenAPI 3.1", content_type = "application/json")))]
 async fn openapi_json(State(gw): State<Gw>) -> Answer {
-    Ok(([(header::CONTENT_TYPE, "application/json")], gw.description).into_response())
+    Ok(([(header::CONTENT_TYPE, "application/json")], (gw.description)()).into_response())
 }

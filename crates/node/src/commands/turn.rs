@@ -185,12 +185,17 @@ impl Core {
         is_enough: impl Fn(Option<Report>) -> bool,
     ) -> Option<Report> {
         let mut progress = session.shell.progress.subscribe();
+        let (mut report, mut read) = (None, 0);
         loop {
             let (told, over) = {
                 let seen = progress.borrow_and_update();
                 (seen.totals[2], seen.end.is_some())
             };
-            let report = self.read_report(session, command, told);
+            // Output changes the progress too, and far more often.
+            if told > read {
+                report = self.read_report(session, command, told);
+                read = told;
+            }
             if over || is_enough(report) {
                 return report;
             }
