@@ -197,6 +197,25 @@ class Server:
         }
 
 
+@contextlib.contextmanager
+def with_busybox(server: Server, scratch: Path, **options: Any) -> Iterator[corral.Client]:
+    """Starts a node and imports the small image as ``bb``; ends it, and checks that nothing of it is left."""
+    try:
+        server.start()
+        file = scratch / "bb.tar"
+        file.write_bytes(busybox_rootfs())
+        with server.client(**options) as client:
+            client.images.import_file(file, "bb", kind="rootfs")
+            yield client
+    except BaseException:
+        print(server.tail(60))
+        raise
+    finally:
+        server.end()
+        left = server.remains()
+    assert not any(left.values()), left
+
+
 def mounts() -> list[str]:
     return Path("/proc/self/mountinfo").read_text().splitlines()
 

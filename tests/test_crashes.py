@@ -16,7 +16,7 @@ import pytest
 import corral
 from conftest import SMALL
 from corral import OutcomeType, RetryPolicy, State
-from support import Server, busybox_rootfs, sandbox_cgroups, until
+from support import Server, sandbox_cgroups, until, with_busybox
 
 MANY = int(os.environ.get("CORRAL_TEST_CRASH_SANDBOXES", "200"))
 PATIENT = RetryPolicy(attempts=60, total=120, base=0.1, cap=1)
@@ -29,20 +29,8 @@ pytestmark = pytest.mark.timeout(600)
 def node(tmp_path: Path) -> Iterator[tuple[Server, corral.Client]]:
     """A node that outlives its daemon, with the small image."""
     server = Server(False)
-    try:
-        server.start()
-        file = tmp_path / "bb.tar"
-        file.write_bytes(busybox_rootfs())
-        with server.client(retry=PATIENT) as client:
-            client.images.import_file(file, "bb", kind="rootfs")
-            yield server, client
-    except BaseException:
-        print(server.tail(60))
-        raise
-    finally:
-        server.end()
-        left = server.remains()
-    assert not any(left.values()), left
+    with with_busybox(server, tmp_path, retry=PATIENT) as client:
+        yield server, client
 
 
 def live(client: corral.Client) -> dict[str, corral.Sandbox]:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import corral
-from support import Server, busybox_rootfs, mounts
+from support import Server, mounts, with_busybox
 
 LIMITS = corral.Limits(memory_mib=64, cpus=1.0, pids=32, disk_mib=256)
 OUTPUT = 4_000_000
@@ -39,20 +39,8 @@ def node(scratch: Path) -> Iterator[Server]:
     with small_disk(scratch) as disk:
         server = Server(False, "--disk-step-mib", "1024", "--disk-reserve-mib", "256")
         server.data = disk / "data"
-        try:
-            server.start()
-            rootfs = scratch / "bb.tar"
-            rootfs.write_bytes(busybox_rootfs())
-            with server.client() as client:
-                client.images.import_file(rootfs, "bb", kind="rootfs")
+        with with_busybox(server, scratch):
             yield server
-        except BaseException:
-            print(server.tail(60))
-            raise
-        finally:
-            server.end()
-            left = server.remains()
-        assert not any(left.values()), left
 
 
 def fill(disk: Path) -> Path:
