@@ -145,12 +145,35 @@ def test_options_that_make_no_sense(server: Server, words: tuple[str, str]) -> N
     assert words[0].encode() in done.stderr
 
 
+def test_the_oldest_output_of_a_sandbox_goes_first() -> None:
+    """Many commands that write much do not fill the disk; what is gone is said to be."""
+    with node("--keep-output-mib", "8") as server, server.client() as client:
+        box = client.sandboxes.create("bb", limits=TINY)
+        write = "head -c 3000000 /dev/zero; echo"
+        results = [box.exec(write, step_key=str(n)) for n in range(6)]
+        logs = server.data / "logs" / box.id
+        until(lambda: sum(file.stat().st_size for file in logs.iterdir()) < 9 << 20, 30, "the oldest logs go")
+        first, last = (box.command(results[n].command.id) for n in (0, -1))
+        status = first.refresh()
+        assert status.stdout.truncated
+        assert (status.stdout.dropped_from, status.stdout.dropped_to) == (0, 3_000_001)
+        assert first.output() == b""
+        assert len(last.output()) == 3_000_001
+        again = box.exec(write, step_key="0")
+        assert again.command.id == first.id, "its result stays, and it does not run twice"
+        assert (again.exit_code, again.stdout) == (0, "")
+        # The same after a restart is the ledger's; a client sees no difference.
+        assert [c.id for c in box.commands()] == [r.command.id for r in results]
+        box.delete()
+
+
 def test_ended_sandboxes_are_forgotten() -> None:
     with node("--keep-ended", "2s") as server, server.client() as client:
         logs, key = server.data / "logs", uuid.uuid4().hex
         live_key = uuid.uuid4().hex
         live = client.sandboxes.create("bb", limits=TINY, idempotency_key=live_key)
         spoken = live.exec("echo kept").command
+        told = [event.seq for event in client.events.page(sandbox_id=live.id).events]
         gone = client.sandboxes.create("bb", limits=TINY, idempotency_key=key)
         gone.exec("echo forgotten")
         assert (logs / gone.id).is_dir()
@@ -166,6 +189,7 @@ def test_ended_sandboxes_are_forgotten() -> None:
         until(forgotten, 60, "the record of the ended one")
         assert not (logs / gone.id).exists()
         assert live.command(spoken.id).output() == b"kept\n", "a live one keeps everything"
+        assert [event.seq for event in client.events.page(sandbox_id=live.id).events][: len(told)] == told
         assert live.exec("echo alive").stdout == "alive\n"
         assert client.sandboxes.create("bb", limits=TINY, idempotency_key=live_key).id == live.id
         # Another body under the same key is a mismatch as long as the key is known.

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import uuid
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -234,6 +236,25 @@ def test_a_session_remembers(box: corral.Sandbox) -> None:
         assert shell.run("echo alive").stdout == "alive\n"
         assert shell.run("cat").stdout == "", "input is empty"
         assert shell.run("", timeout=30).exit_code == 0
+
+
+def test_a_sessions_output_is_read_while_it_runs(box: corral.Sandbox) -> None:
+    with box.session() as shell, ThreadPoolExecutor(1) as pool:
+        shell.run("echo before")
+        running = pool.submit(shell.run, "echo first; until [ -e /tmp/go ]; do sleep 0.1; done; echo second")
+        command = until(lambda: next((c for c in box.commands() if "first" in c.status.argv[0]), None))
+        until(lambda: command.output() == b"first\n", 30)
+        assert command.refresh().running
+        followed = pieces(command)
+        assert next(followed) == b"first\n"
+        box.files.write("/tmp/go", "")
+        assert b"".join(followed) == b"second\n"
+        assert running.result(60).stdout == "first\nsecond\n"
+        assert command.output() == b"first\nsecond\n"
+
+
+def pieces(command: corral.Command) -> Iterator[bytes]:
+    return (chunk.data for chunk in command.stream() if chunk.stream == "stdout")
 
 
 def test_a_sessions_timeout_leaves_the_session(box: corral.Sandbox) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import sqlite3
@@ -269,6 +270,55 @@ def test_keepers_that_are_stopped(tmp_path: Path) -> None:
         assert sorted(server.keepers()) == sorted(keepers)
         assert sleeper.refresh().running
         assert box.exec("echo here").stdout == "here\n"
+
+
+def test_a_keeper_that_stops_while_the_node_runs(tmp_path: Path) -> None:
+    """Requests that need it are refused instead of hanging; when it goes on, so do they."""
+    with node(tmp_path) as (server, client):
+        box = client.sandboxes.create("bb", limits=TINY)
+        sleeper = box.start("sleep 1000")
+        keepers = server.keepers()
+        for pid in keepers:
+            os.kill(pid, signal.SIGSTOP)
+        try:
+            until(lambda: "a keeper does not answer" in server.log.read_text(), 60)
+            with server.client(retry=RetryPolicy(attempts=1)) as hasty:
+                with pytest.raises(corral.Unavailable, match="does not answer"):
+                    hasty.sandboxes.get(box.id).exec("echo now")
+            assert sleeper.refresh().running
+        finally:
+            for pid in keepers:
+                os.kill(pid, signal.SIGCONT)
+        until(lambda: "a keeper answers again" in server.log.read_text(), 60)
+        assert box.exec("echo here").stdout == "here\n"
+        assert client.sandboxes.create("bb", limits=TINY).exec("echo new").ok
+
+
+def test_down_ends_what_stays(tmp_path: Path) -> None:
+    with node(tmp_path) as (server, client):
+        boxes = [client.sandboxes.create("bb", limits=TINY) for _ in range(3)]
+        boxes[0].start("sleep 1000")
+        where = ("--data-dir", str(server.data))
+        refused = server.cli("down", *where)
+        assert refused.returncode == 1
+        assert b"in use" in refused.stderr
+        server.stop()
+        assert server.keepers()
+        done = server.cli("--json", "down", *where)
+        assert done.returncode == 0, done.stderr
+        told = json.loads(done.stdout)
+        assert (told["ended"], told["left"]) == (3, [])
+        assert not any(server.remains().values()), server.remains()
+        assert server.cli("down", *where).returncode == 0, "again does no harm"
+        nothing = server.cli("down", "--data-dir", str(tmp_path))
+        assert nothing.returncode == 1
+        assert b"no data directory" in nothing.stderr
+        server.start()
+        for box in boxes:
+            end = client.sandboxes.get(box.id).status.end
+            assert end is not None
+            assert end.reason == corral.EndReason.STOPPED
+        assert client.sandboxes.create("bb", limits=TINY).exec("echo again").ok
 
 
 def test_a_sessions_command_survives_the_daemon(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import io
 import os
@@ -179,6 +180,49 @@ def test_what_would_hang_does_not(box: corral.Sandbox) -> None:
     for name in ("/proc/kmsg", "/proc/self/mem", "/proc/1/environ"):
         with pytest.raises(corral.CorralError):
             box.files.read(name)
+
+
+def test_names_that_are_no_text(debian_box: corral.Sandbox) -> None:
+    """They come out of an archive byte for byte, and a list says what it cannot spell."""
+    made = python_in(
+        debian_box, r"import os; os.makedirs(b'/tmp/n/d\xff'); open(b'/tmp/n/d\xff/\xfe', 'w').write('odd')"
+    )
+    assert made.ok, made.stderr
+    listed = {entry.path: entry.path_base64 for entry in debian_box.files.list("/tmp/n", depth=2)}
+    raw = {base64.b64decode(text) for text in listed.values() if text is not None}
+    assert raw == {b"d\xff", b"d\xff/\xfe"}, listed
+    debian_box.files.write("/tmp/n/plain", "x")
+    assert next(e for e in debian_box.files.list("/tmp/n") if e.path == "plain").path_base64 is None
+    packed = b"".join(debian_box.files.download_tar("/tmp/n"))
+    with tarfile.open(fileobj=io.BytesIO(packed), errors="surrogateescape") as archive:
+        names = {os.fsencode(name).rstrip(b"/") for name in archive.getnames()}
+    assert {b"d\xff", b"d\xff/\xfe"} <= names, names
+    debian_box.files.upload_tar("/tmp/again", packed)
+    same = python_in(debian_box, r"print(open(b'/tmp/again/d\xff/\xfe').read())")
+    assert same.stdout == "odd\n"
+
+
+LEASE = """
+import fcntl, signal, time
+signal.signal(signal.SIGIO, signal.SIG_IGN)
+held = open("/tmp/leased", "w")
+fcntl.fcntl(held, fcntl.F_SETLEASE, fcntl.F_WRLCK)
+print("held", flush=True)
+time.sleep(60)
+"""
+
+
+def test_a_lease_is_not_waited_for_without_end(debian_box: corral.Sandbox) -> None:
+    debian_box.files.write("/tmp/lease.py", LEASE)
+    holder = debian_box.start(["python3", "/tmp/lease.py"], timeout=120)
+    until(lambda: holder.output() == b"held\n", 30)
+    before = debian_box.stats().cpu_ms
+    with pytest.raises(corral.Conflict, match="lease"):
+        debian_box.files.read("/tmp/leased")
+    assert debian_box.stats().cpu_ms - before < 2000, "it waits, it does not spin"
+    holder.kill()
+    holder.wait()
+    assert debian_box.files.read("/tmp/leased") == ""
 
 
 DEEP = """

@@ -27,6 +27,19 @@ def test_memory_beyond_the_limit_ends_the_command_and_says_so(make: Make, debian
     assert stats.memory_peak_bytes <= 97 << 20
 
 
+def test_a_kill_is_not_taken_for_want_of_memory(make: Make, debian: str) -> None:
+    """One that lost a child to the limit is not blamed for it, nor are commands that come after."""
+    sandbox = make(debian, limits=limits(memory_mib=96))
+    fill = "python3 -c 'x = []\nwhile True: x.append(bytearray(1 << 20))'"
+    assert sandbox.exec(f"{fill}; echo went on").stdout == "went on\n"
+    assert sandbox.stats().oom_kills >= 1
+    sleeper = sandbox.start("exec sleep 100")
+    sleeper.signal("SIGKILL")
+    end = sleeper.wait().end
+    assert end is not None
+    assert (end.name, end.oom) == ("SIGKILL", False)
+
+
 def test_memory_that_takes_the_first_process_ends_the_sandbox(server: Server, make: Make) -> None:
     sandbox, neighbour = make(limits=limits(memory_mib=48)), make()
     # The kernel kills the largest: only the host can make that the first process. Files in memory are nobody's size.

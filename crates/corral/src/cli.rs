@@ -64,6 +64,8 @@ pub struct ServerArgs {
 pub enum Command {
     /// Start the node and the gateway on this machine.
     Up(UpArgs),
+    /// End what a `corral up` that has ended left running, and give the host back what it took.
+    Down(DownArgs),
     /// Try what this machine can do, feature by feature.
     Doctor,
     /// Run one command in a fresh sandbox, then remove it.
@@ -170,6 +172,9 @@ pub struct UpArgs {
     /// How long ended sandboxes, their results and their output stay readable; at least 1s.
     #[arg(long, value_name = "TIME", default_value = "24h", value_parser = values::keep_time)]
     pub keep_ended: Duration,
+    /// The most output kept of a live sandbox's ended commands, together; that of the first to end goes first.
+    #[arg(long, value_name = "MIB", default_value = "512")]
+    pub keep_output_mib: u32,
     /// The space for writable layers is taken from the disk in steps of this size.
     #[arg(long, value_name = "MIB", default_value = "8192", value_parser = values::disk_step)]
     pub disk_step_mib: u64,
@@ -179,6 +184,21 @@ pub struct UpArgs {
     /// Keep everything in a temporary directory that is removed at the end.
     #[arg(long, conflicts_with = "data_dir")]
     pub ephemeral: bool,
+}
+
+/// `corral down`.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Sandboxes outlive `corral up`, so that it can be restarted. This ends them with their keepers, unmounts layers, detaches
+the loop device and removes control groups. Images, environments and records stay in the data directory.
+
+Examples:
+  corral down                                 after `corral up` has ended, such as before a machine is given away
+  corral down --data-dir /srv/corral")]
+pub struct DownArgs {
+    /// The directory that was served.
+    #[arg(long, default_value = "/var/lib/corral", env = "CORRAL_DATA_DIR")]
+    pub data_dir: PathBuf,
 }
 
 /// What a new sandbox is like.

@@ -7,7 +7,7 @@ use rustix::fs::{
     self, AtFlags, FileType, Mode, OFlags, ResolveFlags, Stat, mkdirat, openat, openat2, statat, unlinkat,
 };
 use rustix::io::Errno;
-use std::ffi::CStr;
+use std::ffi::{CStr, OsStr};
 use std::fs::File;
 use std::io::{self, Read, Write};
 use std::os::fd::OwnedFd;
@@ -86,7 +86,8 @@ pub fn send(path: &str, socket: &mut UnixStream) -> Result<(), OpError> {
         let (_, name) = paths::split(path)?;
         let mut header = header_of(&stat);
         header.set_entry_type(tar::EntryType::Regular);
-        append_bytes(&mut tar, &mut header, name, file, stat.st_size as u64).map_err(|e| io_failed(path, &e))?;
+        append_bytes(&mut tar, &mut header, OsStr::new(name), file, stat.st_size as u64)
+            .map_err(|e| io_failed(path, &e))?;
     }
     let mut writer = tar.into_inner().map_err(|e| io_failed(path, &e))?;
     writer.flush().and_then(|()| write_frame(writer.socket, Kind::End, &[])).map_err(|e| io_failed(path, &e))
@@ -106,23 +107,25 @@ fn append(
     tar: &mut tar::Builder<FrameWriter<'_>>,
     dir: &OwnedFd,
     name: &CStr,
-    relative: &str,
+    relative: &OsStr,
     stat: &Stat,
 ) -> io::Result<()> {
     let mut header = header_of(stat);
     match FileType::from_raw_mode(stat.st_mode) {
         FileType::Directory => {
             header.set_entry_type(tar::EntryType::Directory);
-            tar.append_data(&mut header, format!("{relative}/"), io::empty())
+            let mut name = relative.to_owned();
+            name.push("/");
+            tar.append_data(&mut header, name, io::empty())
         }
         FileType::Symlink => {
             let target = fs::readlinkat(dir, name, Vec::new())?;
             header.set_entry_type(tar::EntryType::Symlink);
-            tar.append_link(&mut header, relative, Path::new(std::ffi::OsStr::from_bytes(target.to_bytes())))
+            tar.append_link(&mut header, relative, Path::new(OsStr::from_bytes(target.to_bytes())))
         }
         FileType::RegularFile => {
             let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
-            let file = match openat(dir, name, flags, Mode::empty()) {
+            let file = match paths::patiently(|| openat(dir, name, flags, Mode::empty())) {
                 Ok(file) => File::from(file),
                 // Removed or replaced since it was listed.
                 Err(Errno::NOENT | Errno::LOOP | Errno::NXIO) => return Ok(()),
@@ -148,7 +151,7 @@ fn append(
 fn append_bytes(
     tar: &mut tar::Builder<FrameWriter<'_>>,
     header: &mut tar::Header,
-    name: &str,
+    name: &OsStr,
     file: File,
     size: u64,
 ) -> io::Result<()> {

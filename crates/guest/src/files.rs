@@ -7,9 +7,11 @@ use crate::walk::{Step, Walk};
 use corral_api::files::{FileStatus, FileType};
 use rustix::fs::{self, AtFlags, Mode, OFlags, RenameFlags, Stat, mkdirat, openat, renameat_with, statat, unlinkat};
 use rustix::io::Errno;
+use std::ffi::OsStr;
 use std::fs::File;
 use std::io::{Read, Seek, SeekFrom, Write};
 use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::net::UnixStream;
 
 /// What a stat says, in the API's terms.
@@ -31,10 +33,18 @@ pub fn status(path: &str, stat: &Stat, link_target: Option<String>) -> FileStatu
         gid: stat.st_gid,
         mtime_ms: stat.st_mtime.saturating_mul(1000).saturating_add((stat.st_mtime_nsec / 1_000_000) as i64),
         link_target,
+        path_base64: None,
     }
 }
 
-fn link_target(dir: &OwnedFd, name: &str, stat: &Stat) -> Option<String> {
+/// As [`status`], for a path that need not be UTF-8: where it is not, its bytes come beside the readable form.
+fn status_of_entry(path: &OsStr, stat: &Stat, link_target: Option<String>) -> FileStatus {
+    use base64::Engine as _;
+    let raw = path.to_str().is_none().then(|| base64::engine::general_purpose::STANDARD.encode(path.as_bytes()));
+    FileStatus { path_base64: raw, ..status(&path.to_string_lossy(), stat, link_target) }
+}
+
+fn link_target(dir: &OwnedFd, name: impl rustix::path::Arg, stat: &Stat) -> Option<String> {
     if fs::FileType::from_raw_mode(stat.st_mode) != fs::FileType::Symlink {
         return None;
     }
@@ -50,7 +60,7 @@ pub fn stat(path: &str) -> Result<FileStatus, OpError> {
     }
     let (dir, name) = open_parent(path)?;
     let stat = statat(&dir, &name, AtFlags::SYMLINK_NOFOLLOW).map_err(|e| failed(path, e))?;
-    let target = link_target(&dir, &name, &stat);
+    let target = link_target(&dir, name.as_str(), &stat);
     Ok(status(path, &stat, target))
 }
 
@@ -141,8 +151,8 @@ pub fn list(path: &str, depth: u32, limit: u32) -> Result<(Vec<FileStatus>, bool
         if entries.len() == limit {
             return Ok((entries, true));
         }
-        let target = name.to_str().ok().and_then(|n| link_target(dir, n, &stat));
-        entries.push(status(&relative, &stat, target));
+        let target = link_target(dir, name, &stat);
+        entries.push(status_of_entry(&relative, &stat, target));
     }
     entries.sort_by(|a, b| a.path.cmp(&b.path));
     Ok((entries, false))

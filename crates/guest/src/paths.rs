@@ -6,6 +6,7 @@ use rustix::fs::{
 };
 use rustix::io::Errno;
 use std::os::fd::OwnedFd;
+use std::time::{Duration, Instant};
 
 /// Links followed before giving up, as in the kernel.
 const MAX_LINKS: usize = 40;
@@ -34,7 +35,8 @@ pub fn failed(path: &str, errno: Errno) -> OpError {
         Errno::LOOP => (K::BadPath, "too many symbolic links"),
         Errno::INVAL => (K::BadPath, "the path cannot be used for this"),
         Errno::XDEV => (K::BadPath, "it cannot be moved across file systems"),
-        Errno::NOMEM | Errno::MFILE | Errno::NFILE | Errno::AGAIN => (K::Limit, "a limit is reached"),
+        Errno::AGAIN => (K::Busy, "a lease is held on it, or it is renamed all the time: try again"),
+        Errno::NOMEM | Errno::MFILE | Errno::NFILE => (K::Limit, "a limit is reached"),
         Errno::NXIO | Errno::NODEV => (K::WrongType, "it is not a regular file"),
         _ => return OpError { kind: K::Failed, message: format!("{path}: {errno}") },
     };
@@ -52,11 +54,27 @@ fn root() -> Result<OwnedFd, Errno> {
 
 /// Opens a path beneath the root, following links inside it.
 pub fn open(path: &str, flags: OFlags) -> Result<OwnedFd, Errno> {
-    loop {
-        let resolve = ResolveFlags::IN_ROOT | ResolveFlags::NO_MAGICLINKS;
-        match openat2(root()?, path, flags | OFlags::CLOEXEC, Mode::empty(), resolve) {
-            // A rename raced with the walk (openat2(2)): again.
+    let resolve = ResolveFlags::IN_ROOT | ResolveFlags::NO_MAGICLINKS;
+    patiently(|| openat2(root()?, path, flags | OFlags::CLOEXEC, Mode::empty(), resolve))
+}
+
+/// Opens again while the kernel says so, but not for ever: a rename that raced with the walk (openat2(2)) is over at
+/// once, a lease on the file (fcntl(2), F_SETLEASE) only when its holder gives it up.
+pub fn patiently(open: impl Fn() -> Result<OwnedFd, Errno>) -> Result<OwnedFd, Errno> {
+    const AT_ONCE: u32 = 64;
+    const STEP: Duration = Duration::from_millis(10);
+    const PATIENCE: Duration = Duration::from_secs(3);
+    for _ in 0..AT_ONCE {
+        match open() {
             Err(Errno::AGAIN) => {}
+            other => return other,
+        }
+    }
+    let begun = Instant::now();
+    loop {
+        std::thread::sleep(STEP);
+        match open() {
+            Err(Errno::AGAIN) if begun.elapsed() < PATIENCE => {}
             other => return other,
         }
     }

@@ -136,19 +136,20 @@ pub struct WireStatus {
     gid: u32,
     mtime_ms: i64,
     link_target: Option<String>,
+    path_base64: Option<String>,
 }
 
 impl From<FileStatus> for WireStatus {
     fn from(s: FileStatus) -> Self {
-        let FileStatus { path, file_type, size_bytes, mode, uid, gid, mtime_ms, link_target } = s;
-        Self { path, file_type, size_bytes, mode, uid, gid, mtime_ms, link_target }
+        let FileStatus { path, file_type, size_bytes, mode, uid, gid, mtime_ms, link_target, path_base64 } = s;
+        Self { path, file_type, size_bytes, mode, uid, gid, mtime_ms, link_target, path_base64 }
     }
 }
 
 impl From<WireStatus> for FileStatus {
     fn from(s: WireStatus) -> Self {
-        let WireStatus { path, file_type, size_bytes, mode, uid, gid, mtime_ms, link_target } = s;
-        Self { path, file_type, size_bytes, mode, uid, gid, mtime_ms, link_target }
+        let WireStatus { path, file_type, size_bytes, mode, uid, gid, mtime_ms, link_target, path_base64 } = s;
+        Self { path, file_type, size_bytes, mode, uid, gid, mtime_ms, link_target, path_base64 }
     }
 }
 
@@ -180,6 +181,8 @@ pub enum OpErrorKind {
     BadRange,
     /// The archive cannot be unpacked.
     BadArchive,
+    /// Somebody holds it for now.
+    Busy,
     /// Memory, processes, descriptors or watches are used up.
     Limit,
     /// Another failure.

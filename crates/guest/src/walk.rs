@@ -4,8 +4,9 @@ use crate::paths::{failed, refused};
 use crate::protocol::{OpError, OpErrorKind};
 use rustix::fs::{AtFlags, Dir, FileType, Mode, OFlags, Stat, fstat, openat, statat};
 use rustix::io::Errno;
-use std::ffi::{CStr, CString};
+use std::ffi::{CStr, CString, OsString};
 use std::os::fd::OwnedFd;
+use std::os::unix::ffi::OsStringExt;
 
 /// What a walk met.
 #[derive(Debug)]
@@ -16,8 +17,8 @@ pub enum Step<'a> {
         dir: &'a OwnedFd,
         /// Its name there.
         name: &'a CStr,
-        /// Its path below the top.
-        relative: String,
+        /// Its path below the top, byte for byte: a name need not be UTF-8.
+        relative: OsString,
         /// Its attributes.
         stat: Box<Stat>,
     },
@@ -47,7 +48,7 @@ pub struct Walk {
     top: String,
     dir: OwnedFd,
     frames: Vec<Frame>,
-    relative: String,
+    relative: Vec<u8>,
     /// The entry given last is a directory to go into.
     enter: Option<CString>,
     current: CString,
@@ -64,7 +65,7 @@ impl Walk {
             top: top.to_owned(),
             dir,
             frames: vec![frame],
-            relative: String::new(),
+            relative: Vec::new(),
             enter: None,
             current: CString::default(),
         })
@@ -95,9 +96,9 @@ impl Walk {
             };
             self.relative.truncate(frame.path_len);
             if frame.path_len > 0 {
-                self.relative.push('/');
+                self.relative.push(b'/');
             }
-            self.relative.push_str(&name.to_string_lossy());
+            self.relative.extend_from_slice(name.to_bytes());
             if FileType::from_raw_mode(stat.st_mode) == FileType::Directory {
                 self.enter = Some(name.clone());
             }
@@ -105,7 +106,7 @@ impl Walk {
             return Ok(Some(Step::Entry {
                 dir: &self.dir,
                 name: &self.current,
-                relative: self.relative.clone(),
+                relative: OsString::from_vec(self.relative.clone()),
                 stat: Box::new(stat),
             }));
         }

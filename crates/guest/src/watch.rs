@@ -1,4 +1,5 @@
-//! Changes below a directory, by inotify. Watches are charged to the sandbox's own allowance.
+//! Changes below a directory, by inotify. Watches are charged to the sandbox's own allowance. Names that are not UTF-8
+//! are told in readable form, and directories of such names are not watched below.
 
 use crate::paths::{self, failed};
 use crate::protocol::{Kind, OpError, encode_watch, write_frame};
@@ -97,7 +98,7 @@ impl Watcher {
             if let Step::Entry { relative: below, stat, .. } = step
                 && FileType::from_raw_mode(stat.st_mode) == FileType::Directory
             {
-                found.push(join(relative, &below));
+                found.push(join(relative, &below.to_string_lossy()));
             }
         }
         Ok(found)
@@ -152,7 +153,10 @@ impl Watcher {
             let mut below = Vec::new();
             while let Some(step) = walk.next(usize::MAX)? {
                 if let Step::Entry { relative, stat, .. } = step {
-                    below.push((join(&dir, &relative), FileType::from_raw_mode(stat.st_mode) == FileType::Directory));
+                    below.push((
+                        join(&dir, &relative.to_string_lossy()),
+                        FileType::from_raw_mode(stat.st_mode) == FileType::Directory,
+                    ));
                 }
             }
             for (path, is_dir) in below {

@@ -228,6 +228,7 @@ impl Core {
                 sandbox.lock().sessions.insert(session.id.clone(), session);
             }
         }
+        self.retain_adopted(sandbox);
         self.adopt_turns(sandbox);
         // The keeper may forget what is recorded as ended, and what was never recorded.
         let link = self.keepers.get(sandbox.lock().record.keeper).and_then(|k| k.link());

@@ -19,6 +19,8 @@ pub struct NodeConfig {
     pub start_queue: usize,
     /// How long ended sandboxes, their results and logs stay readable.
     pub keep_ended: Duration,
+    /// Most output of ended commands kept for a sandbox that is live.
+    pub keep_output_bytes: u64,
     /// Most ended sandboxes kept.
     pub keep_ended_count: u64,
     /// Space for writable layers.
@@ -37,6 +39,7 @@ impl NodeConfig {
             start_slots: 16,
             start_queue: 4096,
             keep_ended: Duration::from_secs(24 * 3600),
+            keep_output_bytes: 512 << 20,
             keep_ended_count: 20_000,
             writable: WritableConfig::default(),
             plain_http_hosts: Vec::new(),

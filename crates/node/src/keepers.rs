@@ -5,12 +5,18 @@ use corral_runtime::RuntimeError;
 use corral_runtime::keeper_link::{KeeperLink, Notice};
 use corral_runtime::keeper_process::{self, Programs};
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 use tokio::sync::mpsc;
 
 /// Sandboxes one keeper gets before another is started: less than it may hold, since the counts here run ahead of its.
 const COMFORTABLE: usize = corral_keeper::protocol::MAX_SANDBOXES * 3 / 4;
+
+/// One that does not answer within this is stopped or stuck, and with it every start of its sandboxes' commands.
+const ANSWERS_WITHIN: Duration = Duration::from_secs(20);
+/// How often keepers are asked.
+const CHECK_EVERY: Duration = Duration::from_secs(5);
 
 /// One keeper's place.
 #[derive(Debug)]
@@ -20,6 +26,8 @@ pub struct Keeper {
     socket: PathBuf,
     link: Mutex<Option<Arc<KeeperLink>>>,
     starting: tokio::sync::Mutex<()>,
+    /// It does not answer. Its sandboxes go on, but nothing can be started in them.
+    stuck: AtomicBool,
     /// Sandboxes given to it that are not ended.
     pub live: AtomicUsize,
 }
@@ -45,11 +53,37 @@ impl Keeper {
     /// The connection.
     ///
     /// # Errors
-    /// When the keeper is lost.
+    /// When the keeper is lost, or does not answer.
     pub fn connected(&self) -> Result<Arc<KeeperLink>, Problem> {
+        if self.is_stuck() {
+            let text = "the keeper of this sandbox does not answer; what runs in it goes on";
+            return Err(Problem::new(ErrorKind::Unavailable, text).retry_after_ms(CHECK_EVERY.as_millis() as u64));
+        }
         self.link().ok_or_else(|| {
             Problem::new(ErrorKind::Unavailable, "the keeper of this sandbox was lost").retry_after_ms(1000)
         })
+    }
+
+    /// Whether it does not answer.
+    pub fn is_stuck(&self) -> bool {
+        self.stuck.load(Ordering::Relaxed)
+    }
+
+    /// Asks whether it still answers. One that does not is not killed, since its sandboxes would die with it: it is
+    /// given nothing more until it answers, and a person is told.
+    pub async fn check(&self) {
+        let Some(link) = self.link() else { return self.stuck.store(false, Ordering::Relaxed) };
+        // A lost one is no stuck one: it is told by the connection.
+        let answers = tokio::time::timeout(ANSWERS_WITHIN, link.who()).await.is_ok();
+        if self.stuck.swap(!answers, Ordering::Relaxed) != answers {
+            return;
+        }
+        if answers {
+            tracing::info!(keeper = self.index, "a keeper answers again");
+        } else {
+            let within = ANSWERS_WITHIN.as_secs();
+            tracing::error!(keeper = self.index, within, "a keeper does not answer: is its process stopped?");
+        }
     }
 
     /// Forgets a broken connection.
@@ -74,6 +108,7 @@ impl Keepers {
                     socket: run_dir.join(format!("keeper-{index}.sock")),
                     link: Mutex::new(None),
                     starting: tokio::sync::Mutex::new(()),
+                    stuck: AtomicBool::new(false),
                     live: AtomicUsize::new(0),
                 })
             })
@@ -100,8 +135,6 @@ impl Keepers {
         if !keeper.socket.exists() {
             return Ok(false);
         }
-        /// One that does not answer is stopped or stuck, and with it every start of its sandboxes' commands.
-        const ANSWERS_WITHIN: std::time::Duration = std::time::Duration::from_secs(20);
         let connecting = async {
             keeper_process::bring_up_to_date(&self.programs, &keeper.socket).await?;
             self.connect(keeper).await
@@ -133,6 +166,9 @@ impl Keepers {
     /// # Errors
     /// When it cannot be started.
     pub async fn ensure(&self, keeper: &Keeper) -> Result<Arc<KeeperLink>, RuntimeError> {
+        if keeper.is_stuck() {
+            return Err(RuntimeError::Refused("the keeper does not answer".to_owned()));
+        }
         if let Some(link) = keeper.link() {
             return Ok(link);
         }
@@ -155,14 +191,25 @@ impl Keepers {
             if !matches!(error, RuntimeError::Host { .. }) || attempts == TRIES {
                 return Err(error);
             }
-            tokio::time::sleep(std::time::Duration::from_millis(2)).await;
+            tokio::time::sleep(Duration::from_millis(2)).await;
         }
         keeper.link().ok_or(RuntimeError::KeeperLost)
     }
 
+    /// Looks after all keepers until the node ends.
+    pub async fn look_after(&self) {
+        let mut rounds = tokio::time::interval(CHECK_EVERY);
+        rounds.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+        loop {
+            rounds.tick().await;
+            futures_util::future::join_all(self.keepers.iter().map(|k| k.check())).await;
+        }
+    }
+
     /// The keeper that takes the next sandbox; its count is raised.
     pub fn choose(&self) -> Arc<Keeper> {
-        let load = |k: &Arc<Keeper>| k.live.load(Ordering::Relaxed);
+        // One that does not answer comes last, and fails the create with a time to come back.
+        let load = |k: &Arc<Keeper>| k.live.load(Ordering::Relaxed) + if k.is_stuck() { COMFORTABLE } else { 0 };
         let running =
             self.keepers.iter().filter(|k| k.index < 2 || load(k) > 0 || k.link().is_some()).min_by_key(|k| load(k));
         let least = self.keepers.iter().min_by_key(|k| load(k));
@@ -177,20 +224,22 @@ impl Keepers {
         chosen.clone()
     }
 
-    /// Ends all keepers that hold no sandbox, and waits until they are gone.
-    pub async fn shut_down(&self) {
-        const GONE_WITHIN: std::time::Duration = std::time::Duration::from_secs(5);
+    /// Ends all keepers that hold no sandbox, and waits until they are gone. Returns what went wrong.
+    pub async fn shut_down(&self) -> Vec<String> {
+        let mut left = Vec::new();
+        const GONE_WITHIN: Duration = Duration::from_secs(5);
         for keeper in &self.keepers {
             let Some(link) = keeper.link() else { continue };
             if let Err(error) = link.ask(corral_keeper::protocol::Request::Shutdown).await {
-                tracing::warn!(keeper = keeper.index, %error, "a keeper was not ended");
+                left.push(format!("keeper {} was not ended: {}", keeper.index, crate::error::chain(&error)));
                 continue;
             }
             if tokio::time::timeout(GONE_WITHIN, link.peer_gone()).await.is_err() {
-                tracing::warn!(keeper = keeper.index, "a keeper does not end");
+                left.push(format!("keeper {} does not end", keeper.index));
             }
             // One that is gone needs no socket file.
             std::fs::remove_file(&keeper.socket).unwrap_or(());
         }
+        left
     }
 }

@@ -4,8 +4,8 @@
 //! a process shares it, freezing takes it alone: a process that entered a frozen cgroup would never report), and the
 //! short `inner` for the data.
 
-use crate::commands::Command;
 use crate::commands::session::Session;
+use crate::commands::{Command, KeptLogs};
 use crate::ledger::SandboxRecord;
 use corral_api::digest::Digest;
 use corral_api::ids::{CommandId, SandboxId, SessionId};
@@ -59,6 +59,8 @@ pub struct Inner {
     pub commands: HashMap<CommandId, Arc<Command>>,
     /// Commands by step key, with the digest of their request.
     pub steps: HashMap<String, (Digest, CommandId)>,
+    /// Output of ended commands.
+    pub kept_logs: KeptLogs,
     /// Shell sessions.
     pub sessions: HashMap<SessionId, Arc<Session>>,
 }
@@ -93,6 +95,7 @@ impl Sandbox {
                 oom_seen: 0,
                 commands: HashMap::new(),
                 steps: HashMap::new(),
+                kept_logs: KeptLogs::default(),
                 sessions: HashMap::new(),
             }),
         }

@@ -110,7 +110,9 @@ impl Node {
         }));
         let (adopted, hearing) = core.adopt(live, rebooted, notices).await.map_err(StartError::Runtime)?;
         tracing::info!(?adopted, "the node is ready");
-        let tasks = vec![hearing, tokio::spawn(core.clone().keep_up())];
+        let looking = core.clone();
+        let looking = tokio::spawn(async move { looking.keepers.look_after().await });
+        let tasks = vec![hearing, looking, tokio::spawn(core.clone().keep_up())];
         Ok(NodeHandle { core, tasks })
     }
 }
@@ -173,8 +175,14 @@ impl NodeHandle {
         self.core.draining.store(true, Ordering::Relaxed);
     }
 
+    /// How many sandboxes live.
+    pub fn live(&self) -> u64 {
+        self.core.live_count()
+    }
+
     /// Ends every sandbox and every keeper, and gives back what the host gave: nothing stays but the data directory.
-    pub async fn stop_everything(&self) {
+    /// Returns what could not be ended or given back.
+    pub async fn stop_everything(&self) -> Vec<String> {
         self.drain();
         let mut endings = tokio::task::JoinSet::new();
         for sandbox in self.core.all() {
@@ -186,17 +194,13 @@ impl NodeHandle {
             });
         }
         while endings.join_next().await.is_some() {}
-        self.core.keepers.shut_down().await;
-        if let Err(errors) = self.core.layers.unmount_all() {
-            for error in errors {
-                tracing::warn!(error = %crate::error::chain(&error), "a layer stays mounted");
-            }
+        let mut left = self.core.keepers.shut_down().await;
+        left.extend(self.core.layers.unmount_all().err().iter().flatten().map(|e| crate::error::chain(e)));
+        left.extend(self.core.containers.detach().err().iter().flatten().map(|e| crate::error::chain(e)));
+        for what in &left {
+            tracing::warn!(what, "something of the node stays on the host");
         }
-        if let Err(errors) = self.core.containers.detach() {
-            for error in errors {
-                tracing::warn!(error = %crate::error::chain(&error), "something of the node stays on the host");
-            }
-        }
+        left
     }
 
     /// Writes what is to be written. Sandboxes go on under their keepers.

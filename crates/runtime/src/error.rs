@@ -82,7 +82,7 @@ impl RuntimeError {
             Self::UnknownUser(_) => ErrorKind::UnknownUser,
             Self::File(error) => match error.kind {
                 Op::NotFound => ErrorKind::NotFound,
-                Op::Exists => ErrorKind::Conflict,
+                Op::Exists | Op::Busy => ErrorKind::Conflict,
                 Op::Denied => ErrorKind::PermissionDenied,
                 Op::WrongType => ErrorKind::WrongFileType,
                 Op::DiskFull => ErrorKind::DiskFull,

@@ -23,6 +23,7 @@ use std::process::ExitCode;
 pub async fn dispatch(cli: &Cli) -> anyhow::Result<ExitCode> {
     match &cli.command {
         Command::Up(args) => return Box::pin(up::run(args, &cli.server, cli.json)).await.map(|()| ExitCode::SUCCESS),
+        Command::Down(args) => return Box::pin(up::down::run(args, cli.json)).await.map(|()| ExitCode::SUCCESS),
         Command::Doctor => return doctor::run(cli.json),
         Command::Openapi => {
             output::print_line(corral_gateway::openapi_document().trim_end())?;
@@ -59,7 +60,12 @@ pub async fn dispatch(cli: &Cli) -> anyhow::Result<ExitCode> {
         Command::Env(command) => return environments::run(&client, command, json).await,
         Command::Key(command) => return keys::run(&client, command, json).await,
         Command::Node(_) => system::nodes(&client, json).await,
-        Command::Up(_) | Command::Doctor | Command::Openapi | Command::Completions { .. } | Command::Version => Ok(()),
+        Command::Up(_)
+        | Command::Down(_)
+        | Command::Doctor
+        | Command::Openapi
+        | Command::Completions { .. }
+        | Command::Version => Ok(()),
     }?;
     Ok(ExitCode::SUCCESS)
 }

@@ -20,14 +20,22 @@ impl DataDir {
     ///
     /// # Errors
     /// It cannot be made, or another process uses it.
-    pub fn open(args: &UpArgs) -> anyhow::Result<Self> {
+    pub fn of(args: &UpArgs) -> anyhow::Result<Self> {
         if args.ephemeral {
             let made = tempfile::Builder::new().prefix("corral-").tempdir_in("/var/tmp");
             let temporary = made.context("cannot make a temporary directory in /var/tmp")?;
             let path = temporary.path().to_owned();
             return Ok(Self { _lock: lock(&path)?, path, _temporary: Some(temporary) });
         }
-        let path = std::path::absolute(&args.data_dir).context("the data directory has no absolute path")?;
+        Self::open(&args.data_dir)
+    }
+
+    /// Opens a directory that stays.
+    ///
+    /// # Errors
+    /// It cannot be made, or another process uses it.
+    pub fn open(path: &Path) -> anyhow::Result<Self> {
+        let path = std::path::absolute(path).context("the data directory has no absolute path")?;
         let made = DirBuilder::new().recursive(true).mode(0o700).create(&path);
         made.with_context(|| format!("cannot make the data directory {}", path.display()))?;
         Ok(Self { _lock: lock(&path)?, path, _temporary: None })

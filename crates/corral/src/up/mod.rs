@@ -6,6 +6,7 @@
 
 mod access;
 mod data_dir;
+pub mod down;
 mod node;
 
 use crate::cli::{ServerArgs, UpArgs};
@@ -30,7 +31,7 @@ pub async fn run(args: &UpArgs, server: &ServerArgs, json: bool) -> anyhow::Resu
     raise_open_files();
     let mut interrupt = signal(SignalKind::interrupt()).context("cannot wait for signals")?;
     let mut terminate = signal(SignalKind::terminate()).context("cannot wait for signals")?;
-    let data = DataDir::open(args)?;
+    let data = DataDir::of(args)?;
     let listener = bind(args)?;
     let options = NodeOptions {
         data_dir: data.path().to_owned(),
@@ -38,6 +39,7 @@ pub async fn run(args: &UpArgs, server: &ServerArgs, json: bool) -> anyhow::Resu
         memory_floor_mib: args.memory_floor_mib,
         start_queue: args.start_queue,
         keep_ended: args.keep_ended,
+        keep_output_mib: args.keep_output_mib,
         disk_step_mib: args.disk_step_mib,
         disk_reserve_mib: args.disk_reserve_mib,
         ephemeral: args.ephemeral,

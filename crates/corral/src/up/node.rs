@@ -20,6 +20,8 @@ pub struct NodeOptions {
     pub start_queue: usize,
     /// How long ended sandboxes stay readable.
     pub keep_ended: Duration,
+    /// Most output of ended commands kept for a live sandbox.
+    pub keep_output_mib: u32,
     /// The step by which the space for writable layers grows.
     pub disk_step_mib: u64,
     /// Space on the disk that writable layers leave.
@@ -54,6 +56,7 @@ pub async fn start(options: &NodeOptions) -> anyhow::Result<LocalNode> {
     }
     config.start_queue = options.start_queue;
     config.keep_ended = options.keep_ended;
+    config.keep_output_bytes = u64::from(options.keep_output_mib) << 20;
     config.writable = WritableConfig::of(options.disk_step_mib << 20, u64::from(options.disk_reserve_mib) << 20);
     let mut handle = Node::start(config).await?;
     let id = handle.id().clone();
@@ -65,7 +68,8 @@ pub async fn start(options: &NodeOptions) -> anyhow::Result<LocalNode> {
         stopped.cancelled().await;
         handle.drain();
         if ephemeral {
-            handle.stop_everything().await;
+            // What stays is in the log.
+            let _left = handle.stop_everything().await;
         }
         handle.close().await;
         Ok(())

@@ -30,8 +30,8 @@ fn local(node: &support::FakeNode, serving: impl Future<Output = anyhow::Result<
 async fn it_serves_with_the_written_key_and_stops_the_node_last() {
     let dir = tempfile::tempdir().unwrap();
     let args = args(dir.path());
-    let data = DataDir::open(&args).unwrap();
-    let second = DataDir::open(&args).unwrap_err().to_string();
+    let data = DataDir::of(&args).unwrap();
+    let second = DataDir::of(&args).unwrap_err().to_string();
     assert!(second.contains("is in use by another `corral up`"), "{second}");
     let fake = support::FakeNode::start();
     let mut node = local(&fake, std::future::pending());
@@ -66,7 +66,7 @@ async fn it_serves_with_the_written_key_and_stops_the_node_last() {
 async fn a_node_that_ends_by_itself_ends_it_with_an_error() {
     let dir = tempfile::tempdir().unwrap();
     let args = args(dir.path());
-    let data = DataDir::open(&args).unwrap();
+    let data = DataDir::of(&args).unwrap();
     let fake = support::FakeNode::start();
     let node = local(&fake, async { anyhow::bail!("disk gone") });
     let path = dir.path().join("credentials.json");

@@ -183,6 +183,8 @@ impl Core {
             allow_setuid: options.allow_setuid,
             io,
         };
+        let kills = self.containers.cgroups().oom_kills(sandbox.id.as_str());
+        command.oom_before.store(kills, std::sync::atomic::Ordering::Relaxed);
         let started = self.containers.start(&link, spec, logs).await;
         drop(gate);
         let started = match started {

@@ -59,7 +59,12 @@ impl Core {
         };
         let what = EventKind::CommandEnded { command_id: command.id.clone(), outcome: outcome.clone() };
         self.events.record(&self.ledger, &sandbox.id, what, vec![Change::Command(Box::new(record))]);
-        command.progress.send_modify(|p: &mut Progress| p.end = Some(outcome));
+        command.progress.send_modify(|p: &mut Progress| {
+            p.end = Some(outcome);
+            p.totals[..2].copy_from_slice(&totals);
+        });
+        let ended = command.lock().clone();
+        self.retain_output(sandbox, &ended);
         sandbox.touch();
         if !acknowledge {
             return;
@@ -113,7 +118,7 @@ impl Core {
                 if signal == libc::SIGKILL {
                     let kills = self.containers.cgroups().oom_kills(sandbox.id.as_str());
                     let mut inner = sandbox.lock();
-                    oom = kills > inner.oom_seen;
+                    oom = kills > inner.oom_seen.max(command.oom_before.load(Ordering::Relaxed));
                     inner.oom_seen = inner.oom_seen.max(kills);
                 }
                 Outcome::Signaled { signal, name: name_of(signal), oom }

@@ -5,18 +5,21 @@ mod exec;
 mod finish;
 mod input;
 pub mod output;
+mod retention;
 pub mod session;
 mod turn;
 
 pub use entrypoint::Entrypoint;
 pub use exec::{Terminal, find_user};
+pub use retention::KeptLogs;
 
 use crate::ledger::CommandRecord;
+use crate::sandbox::Sandbox;
 use corral_api::command::{CommandStatus, Outcome};
 use corral_api::ids::{CommandId, SandboxId};
 use corral_api::problem::Problem;
 use corral_keeper::protocol::Exit;
-use std::sync::atomic::{AtomicBool, AtomicI32};
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64};
 use std::sync::{Mutex, MutexGuard};
 use tokio::net::unix::pipe;
 use tokio::sync::watch;
@@ -45,6 +48,8 @@ pub struct Command {
     pub progress: watch::Sender<Progress>,
     /// Its first process on the host; 0 until it is known.
     pub pid: AtomicI32,
+    /// Kills for want of memory in its sandbox before it was started: none of these was its own.
+    pub oom_before: AtomicU64,
     /// It reached its limit and was killed for it.
     pub timed_out: AtomicBool,
     /// Write end of its standard input, or its terminal.
@@ -62,6 +67,7 @@ impl Command {
             sandbox: record.sandbox.clone(),
             progress: watch::channel(progress).0,
             pid: AtomicI32::new(0),
+            oom_before: AtomicU64::new(0),
             timed_out: AtomicBool::new(false),
             input: tokio::sync::Mutex::new(None),
             record: Mutex::new(record),
@@ -73,17 +79,24 @@ impl Command {
         self.record.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
     }
 
-    /// As callers see it now.
+    /// As callers see it now. What a session's command has written is known to its shell: see [`Sandbox::status_of`].
     pub fn status(&self) -> CommandStatus {
         let record = self.lock().clone();
         record.status(self.totals(&record))
     }
 
+    /// As [`Self::status`], for a command in this shell.
+    fn status_in(&self, shell: &Self) -> CommandStatus {
+        let mut record = self.lock().clone();
+        if let Some(within) = record.within.as_ref().filter(|_| record.end.is_none()) {
+            let [out, err, _] = shell.progress.borrow().totals;
+            record.totals = [out.saturating_sub(within.from[0]), err.saturating_sub(within.from[1])];
+        }
+        record.status(self.totals(&record))
+    }
+
     /// Bytes of its own standard output and error: at its end when it has ended, so far while it runs.
     pub fn totals(&self, record: &CommandRecord) -> [u64; 2] {
-        if record.within.is_some() {
-            return record.totals;
-        }
         let [out, err, _] = self.progress.borrow().totals;
         // Children that outlive it may still write: readable, and counted, but not part of its result.
         [out.max(record.totals[0]), err.max(record.totals[1])]
@@ -112,6 +125,17 @@ impl Command {
         match &progress.failed {
             Some(problem) => Err(problem.clone()),
             None => Ok(progress.end.clone().unwrap_or(Outcome::OutcomeUnknown)),
+        }
+    }
+}
+
+impl Sandbox {
+    /// A command of this sandbox as callers see it now.
+    pub fn status_of(&self, command: &Command) -> CommandStatus {
+        let shell = command.lock().within.as_ref().map(|within| within.shell.clone());
+        match shell.and_then(|id| self.command(&id)) {
+            Some(shell) => command.status_in(&shell),
+            None => command.status(),
         }
     }
 }

@@ -27,6 +27,8 @@ pub struct OutputReader {
     /// For a running command: how far it is.
     progress: Option<watch::Receiver<Progress>>,
     within: bool,
+    /// For a running command of a session: how far its shell is, which tells what it has written.
+    shell: Option<watch::Receiver<Progress>>,
 }
 
 impl Core {
@@ -55,8 +57,13 @@ impl Core {
         };
         let log =
             if path.exists() { Some(LogReader::open(&path, bounds).map_err(|e| runtime_problem(&e))?) } else { None };
+        let shell = live.and(record.within.as_ref()).and_then(|within| {
+            let shell = self.live(&record.sandbox)?.command(&within.shell)?;
+            Some(shell.progress.subscribe())
+        });
         Ok(OutputReader {
             log,
+            shell,
             stream,
             base,
             recorded: record.totals[stream as usize],
@@ -120,9 +127,14 @@ fn inline(reader: &OutputReader, total: u64) -> Result<OutputText, Problem> {
 impl OutputReader {
     /// Bytes written so far.
     pub fn total(&self) -> u64 {
+        let of = |progress: &Option<watch::Receiver<Progress>>| {
+            progress.as_ref().map_or(0, |p| p.borrow().totals[self.stream as usize])
+        };
         let live = match &self.progress {
-            Some(progress) if !self.within => progress.borrow().totals[self.stream as usize],
-            _ => 0,
+            Some(progress) if self.within && progress.borrow().end.is_none() => {
+                of(&self.shell).saturating_sub(self.base)
+            }
+            progress => of(progress),
         };
         let by_file = match (&self.log, &self.progress, self.within) {
             // Of an ended sandbox's command only the file knows what its survivors wrote.
@@ -167,7 +179,15 @@ impl OutputReader {
                 }
             }
             let Some(progress) = self.progress.as_mut().filter(|_| follow && !ended) else { return Ok(None) };
-            if progress.changed().await.is_err() {
+            let told = match &mut self.shell {
+                None => progress.changed().await,
+                Some(shell) => tokio::select! {
+                    told = progress.changed() => told,
+                    // The end of the shell comes with that of its command.
+                    Ok(()) = shell.changed() => Ok(()),
+                },
+            };
+            if told.is_err() {
                 self.progress = None;
             }
         }

@@ -8,6 +8,7 @@ use corral_api::command::{SessionSpec, SessionStatus};
 use corral_api::digest::Digest;
 use corral_api::ids::{CommandId, SessionId};
 use corral_api::problem::{ErrorKind, Problem};
+use corral_runtime::RuntimeError;
 use std::sync::Arc;
 
 /// A session.
@@ -78,9 +79,15 @@ impl Core {
     /// # Errors
     /// When the kernel refuses.
     pub async fn close_session(self: &Arc<Self>, sandbox: &Arc<Sandbox>, session: &Session) -> Result<(), Problem> {
-        self.containers.kill_command(&sandbox.id, &session.shell.id).map_err(|e| crate::error::runtime_problem(&e))?;
-        session.shell.ended().await;
+        self.kill_shell(sandbox, session).await.map_err(|e| crate::error::runtime_problem(&e))?;
         sandbox.lock().sessions.remove(&session.id);
+        Ok(())
+    }
+
+    /// Kills a session's shell with all it started, and waits for its end.
+    pub(super) async fn kill_shell(&self, sandbox: &Sandbox, session: &Session) -> Result<(), RuntimeError> {
+        self.containers.kill_command(&sandbox.id, &session.shell.id)?;
+        session.shell.ended().await;
         Ok(())
     }
 }

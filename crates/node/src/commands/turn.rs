@@ -116,7 +116,7 @@ impl Core {
             let _turn = turn;
             let begun = this.reported(&session, &command, |report| report.is_some());
             if tokio::time::timeout(BEGINS_WITHIN, begun).await.is_err() {
-                this.kill_shell(&sandbox, &session).await;
+                this.end_shell(&sandbox, &session).await;
                 let totals = command.lock().totals;
                 return this.settle(&sandbox, &command, Outcome::OutcomeUnknown, totals, None, false);
             }
@@ -167,7 +167,7 @@ impl Core {
         } else {
             self.kill_children(sandbox, session);
             if tokio::time::timeout(GRACE, ended()).await.is_err() {
-                self.kill_shell(sandbox, session).await;
+                self.end_shell(sandbox, session).await;
             }
             return Outcome::TimedOut { timeout_ms: command.lock().timeout_ms };
         };
@@ -237,11 +237,11 @@ impl Core {
         }
     }
 
-    async fn kill_shell(&self, sandbox: &Sandbox, session: &Session) {
-        if let Err(error) = self.containers.kill_command(&sandbox.id, &session.shell.id) {
+    /// Ends a shell that does not obey.
+    async fn end_shell(&self, sandbox: &Sandbox, session: &Session) {
+        if let Err(error) = self.kill_shell(sandbox, session).await {
             tracing::error!(sandbox_id = %sandbox.id, error = %crate::error::chain(&error), "a session cannot be killed");
         }
-        session.shell.ended().await;
     }
 }
 

@@ -13,7 +13,6 @@ use corral_api::catalogue::CommandList;
 use corral_api::command::{ExecSpec, SignalRequest, StreamName};
 use corral_api::problem::{ErrorKind, Problem};
 use corral_api::query::{ExecQuery, OutputQuery, StdinQuery, WaitQuery};
-use corral_keeper::log;
 use futures_util::{StreamExt, TryStreamExt};
 use std::sync::Arc;
 use std::time::Duration;
@@ -54,7 +53,7 @@ pub async fn list(State(core): Node, Named(id): Named) -> Answer {
         Some(sandbox) => {
             let mut all: Vec<Arc<Command>> = sandbox.lock().commands.values().cloned().collect();
             all.sort_by_key(|c| (c.lock().started_ms, c.id.clone()));
-            all.iter().map(|c| c.status()).collect()
+            all.iter().map(|c| sandbox.status_of(c)).collect()
         }
         None => {
             if core.ended(&id).await?.is_none() {
@@ -68,12 +67,12 @@ pub async fn list(State(core): Node, Named(id): Named) -> Answer {
 }
 
 pub async fn get(State(_): Node, Params(query): Params<WaitQuery>, of: OfCommand) -> Answer {
-    let Some((_, command)) = of.live else { return json(StatusCode::OK, &of.record.status(of.record.totals)) };
+    let Some((sandbox, command)) = of.live else { return json(StatusCode::OK, &of.record.status(of.record.totals)) };
     if let Some(ms) = query.wait_ms {
         // Not ended in time is an answer, too.
         let _in_time = tokio::time::timeout(Duration::from_millis(ms), command.wait()).await;
     }
-    json(StatusCode::OK, &command.status())
+    json(StatusCode::OK, &sandbox.status_of(&command))
 }
 
 pub async fn result(State(core): Node, of: OfCommand) -> Answer {
@@ -97,14 +96,14 @@ pub async fn output(State(core): Node, Params(query): Params<OutputQuery>, of: O
         return Err(Problem::new(ErrorKind::RangeNotSatisfiable, text).into());
     }
     let first = if query.follow { None } else { reader.next(wanted, false).await? };
-    let dropped = log::dropped(of.record.bounds(), total);
+    let dropped = of.record.dropped(total);
     let offset = match &first {
         Some(chunk) => chunk.offset,
         None if (dropped.0..dropped.1).contains(&wanted) => dropped.1,
         None => wanted,
     };
     let mut headers = HeaderMap::new();
-    let truncated = of.record.within.is_none() && dropped.0 != dropped.1;
+    let truncated = dropped.0 != dropped.1;
     headers.insert("corral-offset", HeaderValue::from(offset));
     headers.insert("corral-total", HeaderValue::from(total));
     headers.insert("corral-truncated", HeaderValue::from_static(if truncated { "true" } else { "false" }));

@@ -33,7 +33,7 @@ pub async fn status(State(core): State<Arc<Core>>) -> Answer {
 
 pub async fn metrics(State(core): State<Arc<Core>>) -> Answer {
     let status = now(&core);
-    let keepers = core.keepers.all().iter().filter(|k| k.link().is_some()).count();
+    let keepers = core.keepers.all().iter().filter(|k| k.link().is_some() && !k.is_stuck()).count();
     let text = core.metrics.text(&[
         ("corral_node_sandboxes_live", "Sandboxes that are not ended", status.live as f64),
         ("corral_node_sandboxes_max", "Most sandboxes admitted", status.max_live as f64),

@@ -72,7 +72,7 @@ pub enum Change {
     Event(Box<Event>),
     /// Forget an ended sandbox with its commands.
     Forget(SandboxId),
-    /// Forget keys of forgotten sandboxes, and events from before this time and all but so many.
+    /// Forget keys and old events of forgotten sandboxes, and all but so many events.
     Trim {
         /// Milliseconds since 1970.
         before_ms: u64,
@@ -282,8 +282,11 @@ fn apply(t: &rusqlite::Transaction<'_>, change: &Change) -> rusqlite::Result<()>
         }
         Change::Trim { before_ms, events } => {
             t.prepare_cached("DELETE FROM keys WHERE sandbox NOT IN (SELECT id FROM sandboxes)")?.execute([])?;
-            t.prepare_cached("DELETE FROM events WHERE at_ms < ?1 OR seq <= (SELECT max(seq) FROM events) - ?2")?
-                .execute(params![before_ms, events])?;
+            t.prepare_cached(
+                "DELETE FROM events WHERE (at_ms < ?1 AND sandbox NOT IN (SELECT id FROM sandboxes))
+                   OR seq <= (SELECT max(seq) FROM events) - ?2",
+            )?
+            .execute(params![before_ms, events])?;
         }
     }
     Ok(())

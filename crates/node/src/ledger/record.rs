@@ -108,6 +108,9 @@ pub struct CommandRecord {
     /// Resources.
     #[serde(default)]
     pub usage: Option<Usage>,
+    /// Its output was dropped, since the sandbox's commands wrote more than is kept.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub output_gone: bool,
 }
 
 /// Where in a shell's logs a session command's output lies.
@@ -146,6 +149,7 @@ impl CommandRecord {
             end: None,
             totals: [0; 2],
             usage: None,
+            output_gone: false,
         }
     }
 
@@ -154,14 +158,20 @@ impl CommandRecord {
         LogBounds { head_bytes: self.head_bytes, tail_bytes: self.tail_bytes }
     }
 
+    /// The range of a stream of `total` bytes that is not kept; empty when all is.
+    pub fn dropped(&self, total: u64) -> (u64, u64) {
+        match &self.within {
+            _ if self.output_gone => (0, total),
+            // A session's shell has one log for all its commands; what it dropped shows in the read itself.
+            Some(_) => (total, total),
+            None => log::dropped(self.bounds(), total),
+        }
+    }
+
     /// As callers see it, with these totals.
     pub fn status(&self, totals: [u64; 2]) -> CommandStatus {
         let stream = |total: u64| {
-            let (from, to) = match &self.within {
-                // A session's shell has one log for all its commands; what it dropped shows in the read itself.
-                Some(_) => (total, total),
-                None => log::dropped(self.bounds(), total),
-            };
+            let (from, to) = self.dropped(total);
             StreamStatus { total_bytes: total, truncated: from != to, dropped_from: from, dropped_to: to }
         };
         CommandStatus {

@@ -39,6 +39,8 @@ class FileStatus:
     """Last change of the content, milliseconds since 1970."""
     link_target: str | None = None
     """Target of a symbolic link."""
+    path_base64: str | None = None
+    """In lists, where the path is not UTF-8: its bytes in Base64; `path` is then only its readable form."""
 
 
 @dataclass(frozen=True, slots=True)
