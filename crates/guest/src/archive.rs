@@ -1,5 +1,6 @@
 //! Trees as tar streams, in and out.
 
+use crate::files::write_failed;
 use crate::paths::{self, failed, io_failed, refused};
 use crate::protocol::{Kind, MAX_PAYLOAD, OpError, OpErrorKind, read_frame, write_frame};
 use crate::walk::{Step, Walk};
@@ -163,7 +164,7 @@ pub fn receive(path: &str, socket: &mut UnixStream) -> Result<(), OpError> {
     let reader = FrameReader { socket, payload: Vec::new(), at: 0, ended: false };
     let mut archive = tar::Archive::new(reader);
     let bad = |e: &io::Error| match e.raw_os_error() {
-        Some(_) => io_failed(path, e),
+        Some(_) => write_failed(path, e),
         None => refused(OpErrorKind::BadArchive, path, &format!("the archive cannot be read: {e}")),
     };
     for entry in archive.entries().map_err(|e| bad(&e))? {

@@ -68,6 +68,26 @@ pub fn open_for_read(path: &str, offset: u64) -> Result<(File, FileStatus), OpEr
     Ok((file, status(path, &stat, None)))
 }
 
+/// Opens a file for a read of its last bytes and goes to the first of them.
+pub fn open_for_end(path: &str, bytes: u64) -> Result<(File, FileStatus), OpError> {
+    let (mut file, stat) = paths::open_regular(path)?;
+    let offset = (stat.st_size as u64).saturating_sub(bytes);
+    file.seek(SeekFrom::Start(offset)).map_err(|_| failed(path, Errno::IO))?;
+    Ok((file, status(path, &stat, None)))
+}
+
+/// A write that failed. A full file system, which sandboxes share, is told apart from the sandbox's own quota.
+pub fn write_failed(path: &str, error: &std::io::Error) -> OpError {
+    match error.kind() {
+        std::io::ErrorKind::StorageFull => refused(
+            OpErrorKind::NoRoom,
+            path,
+            "the host's space for it is full; the sandbox's disk quota is not used up",
+        ),
+        _ => io_failed(path, error),
+    }
+}
+
 /// Sends bytes of a file, up to a limit.
 pub fn send(file: File, limit: Option<u64>, socket: &mut UnixStream) -> std::io::Result<()> {
     let mut file = file.take(limit.unwrap_or(u64::MAX));
@@ -98,7 +118,8 @@ pub fn write(path: &str, mode: Option<u32>, parents: bool, socket: &mut UnixStre
     };
     let temporary = format!(".corral-{}.tmp", std::process::id());
     let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC | OFlags::NOFOLLOW;
-    let file = openat(&dir, &temporary, flags, Mode::from_raw_mode(0o600)).map_err(|e| failed(path, e))?;
+    let file =
+        openat(&dir, &temporary, flags, Mode::from_raw_mode(0o600)).map_err(|e| write_failed(path, &e.into()))?;
     let finished = receive(path, &file, socket).and_then(|()| {
         let mode = mode.unwrap_or_else(|| before.as_ref().map_or(0o644, |s| s.st_mode & 0o7777));
         if let Some(stat) = &before {
@@ -107,7 +128,7 @@ pub fn write(path: &str, mode: Option<u32>, parents: bool, socket: &mut UnixStre
             fs::fchown(&file, Some(owner.0), Some(owner.1)).unwrap_or(());
         }
         fs::fchmod(&file, Mode::from_raw_mode(mode & 0o7777)).map_err(|e| failed(path, e))?;
-        fs::renameat(&dir, &temporary, &dir, &name).map_err(|e| failed(path, e))?;
+        fs::renameat(&dir, &temporary, &dir, &name).map_err(|e| write_failed(path, &e.into()))?;
         fs::fstat(&file).map_err(|e| failed(path, e))
     });
     match finished {
@@ -124,7 +145,7 @@ fn receive(path: &str, file: &OwnedFd, socket: &mut UnixStream) -> Result<(), Op
     let mut payload = Vec::new();
     loop {
         match read_frame(socket, &mut payload) {
-            Ok(Some(Kind::Data)) => file.write_all(&payload).map_err(|e| io_failed(path, &e))?,
+            Ok(Some(Kind::Data)) => file.write_all(&payload).map_err(|e| write_failed(path, &e))?,
             Ok(Some(Kind::End)) => return Ok(()),
             _ => return Err(refused(OpErrorKind::Failed, path, "the upload broke off; nothing was changed")),
         }
@@ -178,5 +199,20 @@ pub fn rename(from: &str, to: &str, overwrite: bool) -> Result<FileStatus, OpErr
             stat(to)
         }
         Err(other) => Err(failed(from, other)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_full_host_is_told_apart_from_a_full_quota() {
+        let told = |errno: Errno| write_failed("/f", &errno.into());
+        assert_eq!(told(Errno::DQUOT).kind, OpErrorKind::DiskFull);
+        let full = told(Errno::NOSPC);
+        assert_eq!(full.kind, OpErrorKind::NoRoom);
+        assert!(full.message.starts_with("/f: the host's space"), "{full:?}");
+        assert_eq!(told(Errno::ACCESS).kind, OpErrorKind::Denied);
     }
 }
