@@ -1,6 +1,6 @@
 //! Extractors whose refusals are problem documents, and that say where in the body or query the fault is.
 
-use crate::refusal::{Refusal, chain};
+use crate::refusal::Refusal;
 use crate::state::{Caller, Gw};
 use axum::body::{Body, Bytes};
 use axum::extract::{FromRequest, FromRequestParts, RawPathParams, Request};
@@ -112,10 +112,19 @@ impl<T: DeserializeOwned> FromRequest<Gw> for Checked<T> {
     }
 }
 
+/// The last of an error's sources: those around it repeat its text.
+fn innermost(error: &dyn std::error::Error) -> String {
+    let mut last = error;
+    while let Some(source) = last.source() {
+        last = source;
+    }
+    last.to_string()
+}
+
 fn query<T: DeserializeOwned>(parts: &Parts) -> Result<T, Refusal> {
     axum::extract::Query::<T>::try_from_uri(&parts.uri)
         .map(|query| query.0)
-        .map_err(|error| Refusal::invalid(format!("query: {}", chain(&error))))
+        .map_err(|error| Refusal::invalid(format!("query: {}", innermost(&error))))
 }
 
 impl<T: DeserializeOwned> FromRequestParts<Gw> for Parameters<T> {

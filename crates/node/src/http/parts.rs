@@ -5,7 +5,7 @@ use crate::ledger::CommandRecord;
 use crate::node::Core;
 use crate::sandbox::Sandbox;
 use axum::body::Bytes;
-use axum::extract::rejection::{BytesRejection, QueryRejection};
+use axum::extract::rejection::BytesRejection;
 use axum::extract::{FromRequest, FromRequestParts, Path, Query, Request};
 use axum::http::{HeaderValue, StatusCode, header, request};
 use axum::response::{IntoResponse, Response};
@@ -103,6 +103,15 @@ impl<S: Send + Sync, T: DeserializeOwned> FromRequest<S> for Body<T> {
     }
 }
 
+/// The last of an error's sources: those around it repeat its text.
+fn innermost(error: &dyn std::error::Error) -> String {
+    let mut last = error;
+    while let Some(source) = last.source() {
+        last = source;
+    }
+    last.to_string()
+}
+
 /// Query parameters; anything wrong with them is a problem document.
 #[derive(Debug)]
 pub struct Params<T>(pub T);
@@ -113,8 +122,7 @@ impl<S: Send + Sync, T: DeserializeOwned> FromRequestParts<S> for Params<T> {
     async fn from_request_parts(parts: &mut request::Parts, state: &S) -> Result<Self, Fail> {
         match Query::<T>::from_request_parts(parts, state).await {
             Ok(Query(value)) => Ok(Self(value)),
-            Err(QueryRejection::FailedToDeserializeQueryString(e)) => Err(invalid(e.body_text())),
-            Err(other) => Err(invalid(other.body_text())),
+            Err(rejection) => Err(invalid(format!("query: {}", innermost(&rejection)))),
         }
     }
 }
