@@ -2,6 +2,7 @@
 
 mod copy;
 mod environments;
+mod events;
 mod exec;
 mod images;
 mod keys;
@@ -23,7 +24,7 @@ use std::process::ExitCode;
 pub async fn dispatch(cli: &Cli) -> anyhow::Result<ExitCode> {
     match &cli.command {
         Command::Up(args) => return Box::pin(up::run(args, &cli.server, cli.json)).await.map(|()| ExitCode::SUCCESS),
-        Command::Doctor => return doctor::run(cli.json),
+        Command::Doctor(args) => return doctor::run(args, cli.json),
         Command::Openapi => {
             output::print_line(corral_gateway::openapi_document().trim_end())?;
             return Ok(ExitCode::SUCCESS);
@@ -52,14 +53,16 @@ pub async fn dispatch(cli: &Cli) -> anyhow::Result<ExitCode> {
         Command::Rm { ids } => return sandboxes::each(&client, ids, sandboxes::Action::Remove, json).await,
         Command::Pause { ids } => return sandboxes::each(&client, ids, sandboxes::Action::Pause, json).await,
         Command::Resume { ids } => return sandboxes::each(&client, ids, sandboxes::Action::Resume, json).await,
-        Command::Events(args) => system::events(&client, args, json).await,
+        Command::Events(args) => events::events(&client, args, json).await,
         Command::Stats { id } => sandboxes::stats(&client, id, json).await,
         Command::Image(command) => return images::image(&client, command, json).await,
         Command::Layer(command) => return images::layer(&client, command, json).await,
         Command::Env(command) => return environments::run(&client, command, json).await,
         Command::Key(command) => return keys::run(&client, command, json).await,
         Command::Node(_) => system::nodes(&client, json).await,
-        Command::Up(_) | Command::Doctor | Command::Openapi | Command::Completions { .. } | Command::Version => Ok(()),
+        Command::Up(_) | Command::Doctor(_) | Command::Openapi | Command::Completions { .. } | Command::Version => {
+            Ok(())
+        }
     }?;
     Ok(ExitCode::SUCCESS)
 }
