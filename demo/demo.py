@@ -49,10 +49,26 @@ async def timed(phase: Phase, work: Awaitable[T]) -> T:
         phase.times.append(time.perf_counter() - began)
 
 
+async def tell(phase: Phase, count: int) -> None:
+    """Says how many are done: in place on a terminal, else with a line now and then."""
+    began, terminal = time.perf_counter(), sys.stdout.isatty()
+    try:
+        while True:
+            await asyncio.sleep(0.5 if terminal else 10)
+            line = f"    {len(phase.times)} of {count} done, {time.perf_counter() - began:.0f} s"
+            print(f"\r{line}" if terminal else line, end="" if terminal else "\n", flush=True)
+    finally:
+        if terminal:
+            print("\r\033[K", end="", flush=True)
+
+
 async def all_at_once(phase: Phase, jobs: list[Callable[[], Awaitable[T]]]) -> list[T | BaseException]:
     began = time.perf_counter()
+    telling = asyncio.create_task(tell(phase, len(jobs)))
     results = await asyncio.gather(*(timed(phase, job()) for job in jobs), return_exceptions=True)
     phase.wall = time.perf_counter() - began
+    telling.cancel()
+    await asyncio.gather(telling, return_exceptions=True)
     return results
 
 

@@ -3,7 +3,7 @@
 source "$(dirname "$0")/lib.sh"
 
 scripts/programs.sh
-say "building corral"
-cargo build --release --quiet -p corral
+say "building corral (minutes the first time)"
+build --release -p corral
 install -D -m 0755 -t target/libexec "${CARGO_TARGET_DIR:-target}/release/corral"
 say "built target/libexec/corral"

@@ -7,23 +7,15 @@ import hashlib
 import uuid
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
+from typing import Any
 
 import pytest
 
 import corral
-from support import Server, busybox_rootfs, cgroup_roots, rss_bytes, sandbox_cgroups, until
+from support import Server, cgroup_roots, rss_bytes, sandbox_cgroups, until, with_busybox
 
 TINY = corral.Limits(memory_mib=64, cpus=1.0, pids=32, disk_mib=64)
-
-
-def serving(*options: str) -> Server:
-    return Server(True, *options).start()
-
-
-def import_busybox(server: Server, client: corral.Client) -> None:
-    file = server.scratch / "bb.tar"
-    file.write_bytes(busybox_rootfs())
-    client.images.import_file(file, "bb", kind="rootfs")
+ONCE = corral.RetryPolicy(attempts=1)
 
 
 def refused(client: corral.Client) -> corral.CorralError:
@@ -33,77 +25,52 @@ def refused(client: corral.Client) -> corral.CorralError:
 
 
 @contextmanager
-def node(*options: str) -> Iterator[Server]:
+def node(*options: str, **client_options: Any) -> Iterator[tuple[Server, corral.Client]]:
     """A node with the small image, of which nothing may be left."""
-    server = serving(*options)
-    try:
-        with server.client() as client:
-            import_busybox(server, client)
-        yield server
+    server = Server(True, *options)
+    with with_busybox(server, server.scratch, **client_options) as client:
+        yield server, client
         assert server.stop() == 0
-        assert not any(server.remains().values()), server.remains()
-    finally:
-        server.end()
 
 
 def test_a_full_node_refuses_and_takes_again() -> None:
-    server = serving("--max-live", "2")
-    try:
-        with server.client(retry=corral.RetryPolicy(attempts=1)) as client:
-            import_busybox(server, client)
-            first, second = (client.sandboxes.create("bb", limits=TINY) for _ in range(2))
-            error = refused(client)
-            assert (error.kind, error.status, error.retryable) == ("overloaded", 429, True)
-            assert error.retry_after is not None
-            assert error.retry_after > 0
-            assert second.exec("echo unmoved").stdout == "unmoved\n"
-            first.delete()
-            third = client.sandboxes.create("bb", limits=TINY)
-            assert third.exec("true").ok
-        assert server.stop() == 0
-        assert not any(server.remains().values()), server.remains()
-    finally:
-        server.end()
+    with node("--max-live", "2", retry=ONCE) as (_, client):
+        first, second = (client.sandboxes.create("bb", limits=TINY) for _ in range(2))
+        error = refused(client)
+        assert (error.kind, error.status, error.retryable) == ("overloaded", 429, True)
+        assert error.retry_after is not None
+        assert error.retry_after > 0
+        assert second.exec("echo unmoved").stdout == "unmoved\n"
+        first.delete()
+        third = client.sandboxes.create("bb", limits=TINY)
+        assert third.exec("true").ok
 
 
 def test_too_little_memory_on_the_host_refuses() -> None:
-    server = serving("--memory-floor-mib", str(1 << 24))
-    try:
-        with server.client(retry=corral.RetryPolicy(attempts=1)) as client:
-            import_busybox(server, client)
-            error = refused(client)
-            assert (error.kind, error.retryable) == ("overloaded", True)
-            assert "memory" in error.message
-        assert server.stop() == 0
-    finally:
-        server.end()
+    with node("--memory-floor-mib", str(1 << 24), retry=ONCE) as (_, client):
+        error = refused(client)
+        assert (error.kind, error.retryable) == ("overloaded", True)
+        assert "memory" in error.message
 
 
 def test_a_hundred_megabytes_of_output_in_constant_memory() -> None:
     size = 100_000_000
-    server = serving()
-    try:
-        with server.client() as client:
-            import_busybox(server, client)
-            sandbox = client.sandboxes.create("bb", limits=TINY)
-            before = rss_bytes(server.pid)
-            script = f"yes abcdefg | head -c {size}"
-            command = sandbox.start(script, max_output_bytes=2 * size)
-            digest, count = hashlib.sha256(), 0
-            for chunk in command.stream():
-                digest.update(chunk.data)
-                count += len(chunk.data)
-            expected = hashlib.sha256((b"abcdefg\n" * (size // 8 + 1))[:size]).hexdigest()
-            assert (count, digest.hexdigest()) == (size, expected)
-            assert not command.wait().stdout.truncated
-            assert rss_bytes(server.pid, "VmHWM") - before < 64 << 20
-        assert server.stop() == 0
-    finally:
-        server.end()
+    with node() as (server, client):
+        sandbox = client.sandboxes.create("bb", limits=TINY)
+        before = rss_bytes(server.pid)
+        script = f"yes abcdefg | head -c {size}"
+        command = sandbox.start(script, max_output_bytes=2 * size)
+        digest, count = hashlib.sha256(), 0
+        for chunk in command.stream():
+            digest.update(chunk.data)
+            count += len(chunk.data)
+        expected = hashlib.sha256((b"abcdefg\n" * (size // 8 + 1))[:size]).hexdigest()
+        assert (count, digest.hexdigest()) == (size, expected)
+        assert not command.wait().stdout.truncated
+        assert rss_bytes(server.pid, "VmHWM") - before < 64 << 20
 
 
 BURST = 64
-ONCE = corral.RetryPolicy(attempts=1)
 
 
 @asynccontextmanager
@@ -119,7 +86,7 @@ async def burst(server: Server, policy: corral.RetryPolicy) -> AsyncIterator[lis
 
 
 async def test_a_burst_over_a_full_start_queue() -> None:
-    with node("--start-queue", "4") as server:
+    with node("--start-queue", "4") as (server, _):
         async with burst(server, ONCE) as results:
             made = {r.id for r in results if isinstance(r, corral.AsyncSandbox)}
             refused = [r for r in results if not isinstance(r, corral.AsyncSandbox)]
@@ -168,7 +135,7 @@ def test_the_oldest_output_of_a_sandbox_goes_first() -> None:
 
 
 def test_ended_sandboxes_are_forgotten() -> None:
-    with node("--keep-ended", "2s") as server, server.client() as client:
+    with node("--keep-ended", "2s") as (server, client):
         logs, key = server.data / "logs", uuid.uuid4().hex
         live_key = uuid.uuid4().hex
         live = client.sandboxes.create("bb", limits=TINY, idempotency_key=live_key)

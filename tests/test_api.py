@@ -77,6 +77,9 @@ def test_media_types_sizes_methods_and_routes(http: httpx.Client) -> None:
     problem(http.get("/v1/sandboxes?colour=red"), 400, "invalid_request")
     problem(http.get("/v1/sandboxes?limit=many"), 400, "invalid_request")
     problem(http.get("/v1/events?after=-1"), 400, "invalid_request")
+    listed = http.post("/v1/sandboxes", content=b"[]", headers=JSON)
+    problem(listed, 400, "invalid_request")
+    assert "list" in listed.json()["message"]
     problem(
         http.post("/v1/sandboxes", json={"environment": "bb"}, headers={"idempotency-key": "k" * 300}),
         400,

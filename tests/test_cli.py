@@ -63,7 +63,12 @@ def test_a_life_by_commands(server: Server, bb: str, tmp_path: Path) -> None:
         assert "paused" in ok(server.cli("ls"))
         ok(server.cli("resume", sandbox))
         assert "memory" in ok(server.cli("--json", "stats", sandbox))
-        assert "running" in ok(server.cli("events", "--sandbox", sandbox))
+        events = ok(server.cli("events", "--sandbox", sandbox)).splitlines()
+        assert events[0].split() == ["SEQ", "TIME", "SANDBOX", "EVENT", "DETAILS"]
+        column = events[0].index("EVENT")
+        assert {line[column:].split("  ")[0] for line in events[1:]} >= {"running", "command started", "command ended"}
+        assert events[0].index("SANDBOX") == events[1].index(sandbox)
+        assert "exited 0" in "\n".join(events)
     finally:
         ok(server.cli("rm", sandbox))
     assert server.cli("exec", sandbox, "true").returncode == 125
@@ -182,3 +187,9 @@ def test_a_server_that_does_not_answer_can_be_left(server: Server) -> None:
             connection.recv(1)
             process.terminate()
             assert process.wait(60) == 130
+
+
+def test_the_log_of_a_daemon_is_plain_in_a_file(server: Server) -> None:
+    log = server.log.read_text()
+    assert "INFO" in log
+    assert "\x1b" not in log

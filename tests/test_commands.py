@@ -75,6 +75,8 @@ def test_what_cannot_be_started(box: corral.Sandbox, command: str | list[str], o
     with pytest.raises(corral.CommandNotStarted) as caught:
         box.exec(command, **options)  # type: ignore[arg-type]
     assert not caught.value.infra_failed
+    named = options.get("cwd") or (command if isinstance(command, str) else command[0])
+    assert named in str(caught.value), "it is named"
     assert box.exec("true").ok
 
 

@@ -38,6 +38,31 @@ def test_read_write_and_ranges(box: corral.Sandbox) -> None:
     assert box.files.read("/tmp/n a m e %2e ü\n") == "odd"
 
 
+def test_the_end_of_a_file(server: Server, box: corral.Sandbox) -> None:
+    box.files.write("/tmp/f", b"0123456789")
+    box.files.write("/tmp/empty", b"")
+    with server.http() as http:
+
+        def end(count: int, file: str = "/tmp/f") -> httpx.Response:
+            path = f"/v1/sandboxes/{box.id}/files"
+            return http.get(path, params={"path": file}, headers={"range": f"bytes=-{count}"})
+
+        answer = end(3)
+        assert (answer.status_code, answer.content) == (206, b"789")
+        assert answer.headers["content-range"] == "bytes 7-9/10"
+        assert (end(100).status_code, end(100).content) == (206, b"0123456789")
+        assert (end(5, "/tmp/empty").status_code, end(5, "/tmp/empty").content) == (200, b"")
+        assert (end(0).status_code, end(0).json()["kind"]) == (416, "range_not_satisfiable")
+        assert end(3, "/tmp/none").status_code == 404
+
+
+def test_a_file_has_a_name(box: corral.Sandbox) -> None:
+    for file in ("/tmp/new/", "/tmp/", "/"):
+        with pytest.raises(corral.InvalidRequest, match="ends in /"):
+            box.files.write(file, "x", parents=True)
+    assert [entry.path for entry in box.files.list("/tmp")] == []
+
+
 def test_a_user_has_that_users_rights(box: corral.Sandbox) -> None:
     box.files.write("/root/secret", "s", mode=0o600)
     for attempt in (

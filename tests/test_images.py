@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import hashlib
 import io
 import os
@@ -107,6 +108,32 @@ def test_archives_that_are_none(client: corral.Client, name: str, tmp_path: Path
     assert caught.value.kind in {"invalid_image", "invalid_request"}, caught.value
     assert not caught.value.infra_failed
     assert name not in [image.name for image in client.images.list()]
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        (b"PK\x03\x04" + bytes(2000), "a zip archive"),
+        (b"\xfd7zXZ\0" + bytes(2000), "xz"),
+        (gzip.compress(b"<html></html>"), "HTML"),
+        (b"", "it is empty"),
+    ],
+    ids=["zip", "xz", "packed HTML", "empty"],
+)
+@pytest.mark.parametrize("kind", ["auto", "archive", "rootfs", "layer"])
+def test_what_is_no_archive_is_told(
+    client: corral.Client, server: Server, name: str, tmp_path: Path, content: bytes, says: str, kind: str
+) -> None:
+    file = tmp_path / "bad.tar"
+    file.write_bytes(content)
+    with pytest.raises(corral.InvalidImage) as caught:
+        if kind == "layer":
+            client.layers.build(file, kind="workspace", at="/w")
+        else:
+            client.images.import_file(file, name, kind=kind)
+    assert caught.value.message.startswith("the upload: not a "), caught.value
+    assert says in caught.value.message
+    assert str(server.data) not in caught.value.message
 
 
 def test_a_layer_with_another_content_than_its_digest(client: corral.Client, name: str, tmp_path: Path) -> None:

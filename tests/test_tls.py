@@ -12,7 +12,7 @@ import httpx
 import pytest
 
 import corral
-from support import Server, busybox_rootfs
+from support import Server, with_busybox
 
 ONCE = corral.RetryPolicy(attempts=1)
 
@@ -33,6 +33,10 @@ class Issuer:
         made = cls(directory / f"{name}.pem", directory / f"{name}.key")
         openssl(*request(f"/CN={name}", made.cert, made.key))
         return made
+
+    def trusted(self) -> ssl.SSLContext:
+        """What a client that trusts this issuer verifies with."""
+        return ssl.create_default_context(cafile=str(self.cert))
 
     def issue(self, directory: Path) -> tuple[Path, Path]:
         """A server's certificate and key for 127.0.0.1."""
@@ -58,8 +62,7 @@ class Served:
     stranger: Issuer
 
     def client(self, issuer: Issuer) -> corral.Client:
-        context = ssl.create_default_context(cafile=str(issuer.cert))
-        return self.server.client(verify=context, retry=ONCE)
+        return self.server.client(verify=issuer.trusted(), retry=ONCE)
 
     def cli(self, issuer: Issuer, *words: str) -> subprocess.CompletedProcess[bytes]:
         return self.server.cli("--ca-cert", str(issuer.cert), *words)
@@ -71,19 +74,10 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     issuer, stranger = (Issuer.make(directory, name) for name in ("issuer", "stranger"))
     cert, key = issuer.issue(directory)
     server = Server(True, "--tls-cert", str(cert), "--tls-key", str(key))
-    try:
-        server.start()
-        server.url = server.url.replace("http:", "https:")
-        made = Served(server, issuer, stranger)
-        rootfs = directory / "bb.tar"
-        rootfs.write_bytes(busybox_rootfs())
-        with made.client(issuer) as client:
-            client.images.import_file(rootfs, "bb", kind="rootfs")
-        yield made
+    server.url = server.url.replace("http:", "https:")
+    with with_busybox(server, directory, verify=issuer.trusted(), retry=ONCE):
+        yield Served(server, issuer, stranger)
         assert server.stop() == 0
-        assert not any(server.remains().values()), server.remains()
-    finally:
-        server.end()
 
 
 def test_the_sdk(served: Served) -> None:
@@ -116,8 +110,7 @@ def test_plain_http_is_told_so(served: Served) -> None:
 
 
 def test_an_unknown_issuer_is_told_so(served: Served) -> None:
-    context = ssl.create_default_context(cafile=str(served.stranger.cert))
-    patient = served.server.client(verify=context, retry=corral.RetryPolicy(attempts=1000, total=1e6))
+    patient = served.server.client(verify=served.stranger.trusted(), retry=corral.RetryPolicy(attempts=1000, total=1e6))
     with patient as client, pytest.raises(corral.CorralError, match=r"(?i)certificate") as caught:
         list(client.sandboxes.list())
     assert not caught.value.retryable, "it would not help"

@@ -162,7 +162,7 @@ pub struct SandboxSpec {
     /// Arguments of the entry point instead of the environment's.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub cmd: Option<Vec<String>>,
-    /// Labels to find it by. Keys and values up to 128 bytes, 64 at most.
+    /// Labels to find it by. Keys and values up to 128 bytes without control characters, 64 at most.
     pub labels: BTreeMap<String, String>,
     /// Host name inside; `sandbox` where empty.
     pub hostname: String,
@@ -208,6 +208,9 @@ impl SandboxSpec {
         for (key, value) in &self.labels {
             if key.is_empty() || key.len() > 128 || value.len() > 128 {
                 return Err(format!("label {:?}: keys are 1–128 bytes, values up to 128", truncated(key)));
+            }
+            if key.chars().chain(value.chars()).any(char::is_control) {
+                return Err(format!("label {:?}: keys and values hold no control characters", truncated(key)));
             }
         }
         check_env(&self.env)?;
@@ -400,6 +403,10 @@ mod tests {
         assert!(o.check().unwrap_err().contains("limits.pids"));
         let o = SandboxSpec { hostname: "-a".into(), ..Default::default() };
         assert!(o.check().unwrap_err().contains("hostname"));
+        for (key, value) in [("", ""), ("a\0", "b"), ("a", "b\0"), ("a", "b\nc"), ("a", "\u{1b}[2J"), ("a", "\u{85}")] {
+            let o = SandboxSpec { labels: [(key.into(), value.into())].into(), ..Default::default() };
+            assert!(o.check().unwrap_err().contains("label"), "{key:?} {value:?}");
+        }
         for words in [vec![String::new()], vec!["a".to_owned(), "b\0".to_owned()]] {
             let o = SandboxSpec { entrypoint: Some(words), ..Default::default() };
             assert!(o.check().unwrap_err().contains("entrypoint"));

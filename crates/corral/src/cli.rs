@@ -67,7 +67,7 @@ pub enum Command {
     /// End what a `corral up` that has ended left running, and give the host back what it took.
     Down(DownArgs),
     /// Try what this machine can do, feature by feature.
-    Doctor,
+    Doctor(DoctorArgs),
     /// Run one command in a fresh sandbox, then remove it.
     Run(RunArgs),
     /// Create a sandbox and print its id.
@@ -201,6 +201,14 @@ pub struct DownArgs {
     pub data_dir: PathBuf,
 }
 
+/// `corral doctor`.
+#[derive(Debug, Args)]
+pub struct DoctorArgs {
+    /// Where `corral up` is to keep everything: its file system is looked at.
+    #[arg(long, default_value = "/var/lib/corral", env = "CORRAL_DATA_DIR")]
+    pub data_dir: PathBuf,
+}
+
 /// What a new sandbox is like.
 #[derive(Debug, Clone, Args)]
 pub struct SandboxArgs {
@@ -224,6 +232,12 @@ pub struct SandboxArgs {
     /// Limit of processes and threads.
     #[arg(long, value_name = "N")]
     pub pids: Option<u32>,
+    /// Limit of open files of each process.
+    #[arg(long, value_name = "N")]
+    pub open_files: Option<u32>,
+    /// Host name inside [default: sandbox].
+    #[arg(long, value_name = "NAME")]
+    pub hostname: Option<String>,
     /// Ends after this long without a request (such as 90s, 10m, 2h).
     #[arg(long, value_name = "TIME", value_parser = milliseconds)]
     pub idle_ttl: Option<u64>,

@@ -10,6 +10,7 @@ mod up;
 
 use clap::Parser as _;
 use cli::{Cli, Command};
+use std::io::IsTerminal as _;
 use std::process::ExitCode;
 
 /// Exit code of `run`, `exec` and `sh` when Corral, not the command, failed (as with `docker run`).
@@ -42,5 +43,8 @@ fn failed(cli: &Cli, error: &anyhow::Error) -> ExitCode {
 fn start_log(command: &Command) {
     let usual = if matches!(command, Command::Up(_)) { "info" } else { "off" };
     let filter = tracing_subscriber::EnvFilter::try_from_env("CORRAL_LOG").unwrap_or_else(|_| usual.into());
-    tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).init();
+    // Colours are for eyes (no-color.org): in a file they are noise.
+    let plain = std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());
+    let colours = std::io::stderr().is_terminal() && !plain;
+    tracing_subscriber::fmt().with_env_filter(filter).with_ansi(colours).with_writer(std::io::stderr).init();
 }

@@ -6,6 +6,7 @@ mod support;
 
 use corral_api::ids::SandboxId;
 use serde_json::Value;
+use std::io::Read as _;
 use std::process::{Output, Stdio};
 use support::Front;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
@@ -62,11 +63,28 @@ async fn run_passes_output_and_exit_code_and_removes_the_sandbox() {
     assert_eq!((code, out.as_str(), err.as_str()), (3, "exit 3\n", "to stderr\n"));
     assert_eq!(cli.removed(), 1);
     assert_eq!(cli.run(&["run", "base", "kill", "9"]).await.0, 137);
-    let (code, out, _) =
-        cli.run(&["run", "-e", "A=1", "--memory-mib", "64", "--timeout", "2s", "base", "echo", "--json"]).await;
+    let (code, out, _) = cli
+        .run(&[
+            "run",
+            "-e",
+            "A=1",
+            "--memory-mib",
+            "64",
+            "--timeout",
+            "2s",
+            "--open-files",
+            "99",
+            "--hostname",
+            "box",
+            "base",
+            "echo",
+            "--json",
+        ])
+        .await;
     assert_eq!((code, out.as_str()), (0, "echo --json\n"));
     let create = cli.front.node.seen.creates.lock().unwrap().last().unwrap().clone();
     assert_eq!((create.spec.limits.memory_mib, create.environment.config.env["A"].as_str()), (64, "1"));
+    assert_eq!((create.spec.limits.open_files, create.spec.hostname.as_str()), (99, "box"));
     assert!(create.idempotency_key.is_some());
     assert_eq!(cli.front.node.seen.execs.lock().unwrap().last().unwrap().timeout_ms, 2000);
     assert_eq!(cli.removed(), 3);
@@ -242,6 +260,29 @@ async fn sandboxes_are_created_listed_and_removed() {
 }
 
 #[tokio::test]
+async fn a_create_that_waits_says_why_on_a_terminal() {
+    use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
+    let cli = Cli::new().await;
+    let terminal = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY).unwrap();
+    grantpt(&terminal).unwrap();
+    unlockpt(&terminal).unwrap();
+    let name = ptsname(&terminal, Vec::new()).unwrap();
+    let end = std::fs::OpenOptions::new().read(true).write(true).open(name.to_str().unwrap()).unwrap();
+    let mut command = cli.command(&["create", "-l", "full=1", "base"]);
+    assert_eq!(command.stderr(end).status().await.unwrap().code(), Some(1));
+    // The command holds the other end, which must go before the terminal's end can be read to its end.
+    drop(command);
+    let mut said = Vec::new();
+    // A terminal whose other end is closed fails with EIO after the last byte.
+    std::fs::File::from(terminal).read_to_end(&mut said).unwrap_err();
+    let said = String::from_utf8(said).unwrap();
+    assert!(said.starts_with("corral: full; try 2 of 8 in 0.5 s\r\n"), "{said}");
+    assert!(said.ends_with("in 0.5 s\r\ncorral: full\r\n"), "{said}");
+    let (_, _, err) = cli.run(&["create", "-l", "full=1", "base"]).await;
+    assert_eq!(err, "corral: full\n", "no more than the outcome where nobody looks on");
+}
+
+#[tokio::test]
 async fn what_needs_no_server() {
     let cli = Cli::new().await;
     let (code, out, _) = cli.run(&["openapi"]).await;
@@ -250,7 +291,15 @@ async fn what_needs_no_server() {
     assert!(code == 0 && out.contains("complete -F _corral"), "{out}");
     assert_eq!(cli.json(&["--json", "version"]).await["server"]["api"], "v1");
     let doctor: Value = serde_json::from_str(&cli.run(&["--json", "doctor"]).await.1).unwrap();
+    let feature = |doctor: &Value, name: &str| {
+        doctor["features"].as_array().unwrap().iter().find(|row| row["feature"] == name).unwrap().clone()
+    };
     assert!(doctor["features"].as_array().unwrap().len() > 20);
+    assert!(feature(&doctor, "autofs")["detail"].is_string());
+    assert!(feature(&doctor, "btrfs for data")["detail"].as_str().unwrap().starts_with("/var/lib/corral is on "));
+    let elsewhere: Value = serde_json::from_str(&cli.run(&["--json", "doctor", "--data-dir", "data"]).await.1).unwrap();
+    let data = cli.home.path().join("data").display().to_string();
+    assert!(feature(&elsewhere, "btrfs for data")["detail"].as_str().unwrap().starts_with(&data), "{elsewhere}");
     let (code, _, err) = cli.run(&["up", "--listen", "0.0.0.0:0", "--data-dir", "data"]).await;
     assert!(code == 1 && err.contains("--insecure-listen"), "{err}");
 }

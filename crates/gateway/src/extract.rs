@@ -1,6 +1,6 @@
 //! Extractors whose refusals are problem documents, and that say where in the body or query the fault is.
 
-use crate::refusal::{Refusal, chain};
+use crate::refusal::Refusal;
 use crate::state::{Caller, Gw};
 use axum::body::{Body, Bytes};
 use axum::extract::{FromRequest, FromRequestParts, RawPathParams, Request};
@@ -62,6 +62,10 @@ fn check_content_type(headers: &HeaderMap) -> Result<(), Refusal> {
 
 /// Reads a JSON document and names the field that is wrong.
 pub fn parse<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, Refusal> {
+    // serde takes a list for a structure, field by field: no such body is meant.
+    if bytes.trim_ascii_start().first() == Some(&b'[') {
+        return Err(Refusal::invalid("body: a list where an object was expected"));
+    }
     let mut reader = serde_json::Deserializer::from_slice(bytes);
     let value = serde_path_to_error::deserialize(&mut reader).map_err(|error| {
         let path = error.path().to_string();
@@ -112,10 +116,19 @@ impl<T: DeserializeOwned> FromRequest<Gw> for Checked<T> {
     }
 }
 
+/// The last of an error's sources: those around it repeat its text.
+fn innermost(error: &dyn std::error::Error) -> String {
+    let mut last = error;
+    while let Some(source) = last.source() {
+        last = source;
+    }
+    last.to_string()
+}
+
 fn query<T: DeserializeOwned>(parts: &Parts) -> Result<T, Refusal> {
     axum::extract::Query::<T>::try_from_uri(&parts.uri)
         .map(|query| query.0)
-        .map_err(|error| Refusal::invalid(format!("query: {}", chain(&error))))
+        .map_err(|error| Refusal::invalid(format!("query: {}", innermost(&error))))
 }
 
 impl<T: DeserializeOwned> FromRequestParts<Gw> for Parameters<T> {

@@ -78,6 +78,14 @@ pub fn open_for_read(path: &str, offset: u64) -> Result<(File, FileStatus), OpEr
     Ok((file, status(path, &stat, None)))
 }
 
+/// Opens a file for a read of its last bytes and goes to the first of them.
+pub fn open_for_end(path: &str, bytes: u64) -> Result<(File, FileStatus), OpError> {
+    let (mut file, stat) = paths::open_regular(path)?;
+    let offset = (stat.st_size as u64).saturating_sub(bytes);
+    file.seek(SeekFrom::Start(offset)).map_err(|_| failed(path, Errno::IO))?;
+    Ok((file, status(path, &stat, None)))
+}
+
 /// Sends bytes of a file, up to a limit.
 pub fn send(file: File, limit: Option<u64>, socket: &mut UnixStream) -> std::io::Result<()> {
     let mut file = file.take(limit.unwrap_or(u64::MAX));
@@ -108,7 +116,7 @@ pub fn write(path: &str, mode: Option<u32>, parents: bool, socket: &mut UnixStre
     };
     let temporary = format!(".corral-{}.tmp", std::process::id());
     let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC | OFlags::NOFOLLOW;
-    let file = openat(&dir, &temporary, flags, Mode::from_raw_mode(0o600)).map_err(|e| failed(path, e))?;
+    let file = openat(&dir, &temporary, flags, Mode::from_raw_mode(0o600)).map_err(|e| io_failed(path, &e.into()))?;
     let finished = receive(path, &file, socket).and_then(|()| {
         let mode = mode.unwrap_or_else(|| before.as_ref().map_or(0o644, |s| s.st_mode & 0o7777));
         if let Some(stat) = &before {
@@ -117,7 +125,7 @@ pub fn write(path: &str, mode: Option<u32>, parents: bool, socket: &mut UnixStre
             fs::fchown(&file, Some(owner.0), Some(owner.1)).unwrap_or(());
         }
         fs::fchmod(&file, Mode::from_raw_mode(mode & 0o7777)).map_err(|e| failed(path, e))?;
-        fs::renameat(&dir, &temporary, &dir, &name).map_err(|e| failed(path, e))?;
+        fs::renameat(&dir, &temporary, &dir, &name).map_err(|e| io_failed(path, &e.into()))?;
         fs::fstat(&file).map_err(|e| failed(path, e))
     });
     match finished {
@@ -188,5 +196,20 @@ pub fn rename(from: &str, to: &str, overwrite: bool) -> Result<FileStatus, OpErr
             stat(to)
         }
         Err(other) => Err(failed(from, other)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_full_host_is_told_apart_from_a_full_quota() {
+        let told = |errno: Errno| io_failed("/f", &errno.into());
+        assert_eq!(told(Errno::DQUOT).kind, OpErrorKind::DiskFull);
+        let full = told(Errno::NOSPC);
+        assert_eq!(full.kind, OpErrorKind::NoRoom);
+        assert!(full.message.starts_with("/f: the host's space"), "{full:?}");
+        assert_eq!(told(Errno::ACCESS).kind, OpErrorKind::Denied);
     }
 }

@@ -120,6 +120,13 @@ pub enum Op {
         /// With all below it.
         recursive: bool,
     },
+    /// The last bytes of a file.
+    ReadEnd {
+        /// Which file.
+        path: String,
+        /// How many; all of a shorter file.
+        bytes: u64,
+    },
 }
 
 /// Result of an operation.
@@ -187,6 +194,8 @@ pub enum OpErrorKind {
     Limit,
     /// Another failure.
     Failed,
+    /// The file system is full, not the disk quota.
+    NoRoom,
 }
 
 /// A watch's event on the wire (postcard knows no tagged enums).

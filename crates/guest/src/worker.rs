@@ -36,6 +36,13 @@ fn perform(op: Op, socket: &mut UnixStream) -> std::io::Result<()> {
             }
             Err(error) => Err(error),
         },
+        Op::ReadEnd { path, bytes } => match files::open_for_end(&path, bytes) {
+            Ok((file, status)) => {
+                answer(socket, &Ok(Some(status.into())))?;
+                return files::send(file, Some(bytes), socket);
+            }
+            Err(error) => Err(error),
+        },
         Op::Write { path, mode, parents } => files::write(&path, mode, parents, socket).map(Some),
         Op::Stat { path } => files::stat(&path).map(Some),
         Op::List { path, depth, limit } => match files::list(&path, depth, limit) {

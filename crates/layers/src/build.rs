@@ -32,12 +32,14 @@ pub struct BuildOptions {
     pub owner: Option<(u32, u32)>,
     /// Bounds of what is unpacked.
     pub limits: Limits,
+    /// What messages call a tar source, instead of its path.
+    pub source_name: Option<String>,
 }
 
 impl BuildOptions {
     /// Defaults for this kind and place: owners kept, default limits.
     pub fn new(kind: LayerKind, at: impl Into<String>) -> Self {
-        Self { kind, at: at.into(), owner: None, limits: Limits::default() }
+        Self { kind, at: at.into(), owner: None, limits: Limits::default(), source_name: None }
     }
 }
 
@@ -76,7 +78,7 @@ impl LayerStore {
                 let file = File::open(path).map_err(io)?;
                 let size = file.metadata().map_err(io)?.len();
                 progress(ImportProgress::Planned { layers: 1, bytes: size });
-                let name = path.display().to_string();
+                let name = options.source_name.clone().unwrap_or_else(|| path.display().to_string());
                 let expected =
                     Expected { name, codec: None, size: None, digest: None, diff_id: None, whiteouts: false };
                 let mut reported = 0;

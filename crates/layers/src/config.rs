@@ -1,7 +1,7 @@
 //! What the operator and the caller of an import set: compression, limits, thresholds, cancellation.
 
 use corral_api::image::{ImageConfig, ImportProgress};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -78,9 +78,16 @@ pub struct ImportOptions {
     pub run_bytes: u64,
     /// Bounds of what is unpacked.
     pub limits: Limits,
+    /// What messages call a source that is a file of this host, instead of its path.
+    pub source_name: Option<String>,
 }
 
 impl ImportOptions {
+    /// What messages call a source.
+    pub(crate) fn shown(&self, path: &Path) -> String {
+        self.source_name.clone().unwrap_or_else(|| path.display().to_string())
+    }
+
     /// Defaults under this name: `linux/amd64`, runs of 3 GiB, default limits.
     pub fn named(name: impl Into<String>) -> Self {
         Self {
@@ -90,6 +97,7 @@ impl ImportOptions {
             config: ImageConfig::default(),
             run_bytes: 3 << 30,
             limits: Limits::default(),
+            source_name: None,
         }
     }
 }

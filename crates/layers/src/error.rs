@@ -186,11 +186,15 @@ pub enum ImportError {
         /// What was asked for.
         platform: String,
     },
-    /// The source is of no known form.
-    #[error("{path}: neither a docker archive nor an OCI layout", path = .path.display())]
+    /// The source is of another form.
+    #[error("{source_name}: not {wanted}: {found}")]
     UnknownFormat {
-        /// The file or directory.
-        path: PathBuf,
+        /// What was being read.
+        source_name: String,
+        /// What it should be.
+        wanted: &'static str,
+        /// What it looks like.
+        found: String,
     },
     /// A parameter that cannot be.
     #[error("{0}")]

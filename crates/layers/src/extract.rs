@@ -2,6 +2,7 @@
 
 use crate::config::{CancelFlag, Limits};
 use crate::error::{EntryFault, ImportError};
+use crate::likeness;
 use crate::paths;
 use crate::stage::{Meta, Stage, StageError, read_full};
 use crate::stream::{self, Codec, Meter, StreamFault};
@@ -84,7 +85,9 @@ pub(crate) fn apply_stream(
     }
     let mut meter = meter.watched(on_bytes);
     let result = decode_and_apply(stage, at, &mut meter, expected, budget, cancel);
-    if let Err(e @ (ImportError::Truncated { .. } | ImportError::Corrupt { .. })) = result {
+    if let Err(e @ (ImportError::Truncated { .. } | ImportError::Corrupt { .. } | ImportError::UnknownFormat { .. })) =
+        result
+    {
         // Bytes that do not decode are best described by the digest or size they fail to have.
         io::copy(&mut meter, &mut io::sink()).map_err(|e| stream::classify(e, name))?;
         check_blob(expected, &blob.borrow())?;
@@ -128,16 +131,22 @@ fn decode_and_apply(
         other => other,
     };
     stage.begin_layer();
+    let mut members = 0u64;
     loop {
         let member = match tar.next_member() {
             Ok(Some(member)) => member,
             Ok(None) => break,
+            Err(TarError::NoHeader(head)) if members == 0 => return Err(no_tar(name, &head)),
             Err(e) => return Err(restate(tar_error(e, name))),
         };
+        members += 1;
         budget.entry(stage.implied(), name)?;
         apply_member(stage, at, &mut tar, member, expected, budget).map_err(restate)?;
     }
     // The end marker may be missing (some writers leave it out) only where a digest vouches for the whole.
+    if tar.position() == 0 {
+        return Err(no_tar(name, &[]));
+    }
     if !tar.ended() && expected.diff_id.is_none() && expected.digest.is_none() {
         return Err(ImportError::Truncated { source_name: name.to_owned() });
     }
@@ -147,10 +156,19 @@ fn decode_and_apply(
     check_digest(expected.diff_id, &unpacked, format!("{name} (uncompressed)"))
 }
 
+/// The stream does not even begin as a tar.
+fn no_tar(source_name: &str, head: &[u8]) -> ImportError {
+    ImportError::UnknownFormat {
+        source_name: source_name.to_owned(),
+        wanted: "a tar archive, plain or compressed with gzip or zstd",
+        found: likeness::of(head),
+    }
+}
+
 fn tar_error(e: TarError, source_name: &str) -> ImportError {
     match e {
         TarError::Io(e) => stream::classify(e, source_name),
-        TarError::BadChecksum => {
+        TarError::NoHeader(_) => {
             ImportError::Corrupt { source_name: source_name.to_owned(), reason: "not a tar header".to_owned() }
         }
         TarError::Fault { name, fault } => {

@@ -23,6 +23,7 @@ mod dircopy;
 mod error;
 mod extract;
 mod import;
+mod likeness;
 mod lower;
 mod mkfs;
 mod mount;

@@ -115,7 +115,11 @@ impl Local {
                 file.seek(SeekFrom::Start(*offset)).map_err(io)?;
                 Ok(Box::new(file.take(*len)))
             }
-            Content::Directory(path) => Err(ImportError::UnknownFormat { path: path.clone() }),
+            Content::Directory(path) => Err(ImportError::UnknownFormat {
+                source_name: path.display().to_string(),
+                wanted: "a file",
+                found: "it is a directory".to_owned(),
+            }),
             Content::Remote => Err(ImportError::InvalidRequest("layer was not fetched".to_owned())),
         }
     }
@@ -169,16 +173,14 @@ pub(crate) fn open(
             registry::open(reference, auth, *plain_http, options, config, work, cancel)
         }
         ImageSource::Archive(path) => archive::open(path, options, work, cancel),
-        ImageSource::OciLayout(path) => {
-            layout::open(&layout::Directory::new(path), options, path.display().to_string())
-        }
+        ImageSource::OciLayout(path) => layout::open(&layout::Directory::new(path), options, options.shown(path)),
         ImageSource::RootfsTar(path) => Ok(rootfs(path, Content::File(path.clone()), options)),
         ImageSource::RootfsDir(path) => Ok(rootfs(path, Content::Directory(path.clone()), options)),
     }
 }
 
 fn rootfs(path: &Path, content: Content, options: &ImportOptions) -> OpenedImage {
-    let name = path.display().to_string();
+    let name = options.shown(path);
     let layer = SourceLayer {
         name: name.clone(),
         content,

@@ -20,12 +20,14 @@ use crate::mount::Mounts;
 use crate::{ImportError, chain, record, stream, superblock};
 use corral_api::digest::Digest;
 use corral_api::image::LayerRecord;
+use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
 use std::fs::{DirBuilder, File};
 use std::io;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::time::{Duration, Instant};
 
 /// What the store keeps of a layer.
 #[derive(Debug, Clone, Serialize, Deserialize)]
@@ -71,6 +73,19 @@ impl std::fmt::Debug for LayerStore {
     }
 }
 
+/// Locks a file. A child that was forked shares the lock of a store that was just closed until it executes: that takes
+/// moments, and is no other store.
+fn take_lock(file: &File) -> Result<(), Errno> {
+    const WAIT: Duration = Duration::from_millis(500);
+    let begun = Instant::now();
+    loop {
+        match rustix::fs::flock(file, rustix::fs::FlockOperation::NonBlockingLockExclusive) {
+            Err(Errno::WOULDBLOCK) if begun.elapsed() < WAIT => std::thread::sleep(Duration::from_millis(5)),
+            other => return other,
+        }
+    }
+}
+
 impl LayerStore {
     /// Opens a store, making its directories, and removes what a crash left. Blocks.
     ///
@@ -90,9 +105,9 @@ impl LayerStore {
         let lock_path = root.join("lock");
         let lock = File::options().create(true).truncate(false).write(true).open(&lock_path);
         let lock = lock.map_err(|e| StoreError::io("open", &lock_path, e))?;
-        match rustix::fs::flock(&lock, rustix::fs::FlockOperation::NonBlockingLockExclusive) {
+        match take_lock(&lock) {
             Ok(()) => {}
-            Err(rustix::io::Errno::WOULDBLOCK) => return Err(StoreError::Locked(root)),
+            Err(Errno::WOULDBLOCK) => return Err(StoreError::Locked(root)),
             Err(e) => return Err(StoreError::io("lock", &lock_path, e)),
         }
         let mounts = Mounts::new(root.join("mounts"));

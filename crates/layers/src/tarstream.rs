@@ -4,6 +4,7 @@
 //! to fill memory, and because PAX sparse members need their map.
 
 use crate::error::EntryFault;
+use crate::likeness;
 use crate::sparse::{self, PaxSparse, SparseMap};
 use std::io::{self, Read};
 use tar::{EntryType, Header, PaxExtensions};
@@ -44,8 +45,12 @@ pub(crate) struct Member {
 #[derive(Debug)]
 pub(crate) enum TarError {
     Io(io::Error),
-    Fault { name: Vec<u8>, fault: EntryFault },
-    BadChecksum,
+    Fault {
+        name: Vec<u8>,
+        fault: EntryFault,
+    },
+    /// Not a header where one should be: the bytes found.
+    NoHeader(Vec<u8>),
 }
 
 impl From<io::Error> for TarError {
@@ -145,6 +150,10 @@ impl<R: Read> TarReader<R> {
         while filled < bytes.len() {
             match self.inner.read(&mut bytes[filled..]) {
                 Ok(0) if filled == 0 => return Ok(None),
+                // A file shorter than one header that is something else was not cut short.
+                Ok(0) if self.position == 0 && likeness::is_foreign(&bytes[..filled]) => {
+                    return Err(TarError::NoHeader(bytes[..filled].to_vec()));
+                }
                 Ok(0) => return Err(io::Error::from(io::ErrorKind::UnexpectedEof).into()),
                 Ok(n) => filled += n,
                 Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
@@ -160,7 +169,7 @@ impl<R: Read> TarReader<R> {
         let sum: u32 =
             bytes.iter().enumerate().map(|(i, b)| if (148..156).contains(&i) { 32 } else { u32::from(*b) }).sum();
         if header.cksum().ok() != Some(sum) {
-            return Err(TarError::BadChecksum);
+            return Err(TarError::NoHeader(bytes.to_vec()));
         }
         Ok(Some(header))
     }

@@ -265,9 +265,9 @@ fn truncated_streams_are_refused_wherever_they_end() {
     let error = refused(&d, &ImageSource::RootfsTar(d.write("bad", &garbled)));
     assert_eq!(error.kind(), ErrorKind::InvalidImage, "{error:?}");
     let error = refused(&d, &ImageSource::RootfsTar(d.write("bad", &[b'x'; 4096])));
-    assert!(matches!(error, ImportError::Corrupt { .. }), "{error:?}");
+    assert!(matches!(error, ImportError::UnknownFormat { .. }), "{error:?}");
     let error = refused(&d, &ImageSource::RootfsTar(d.write("empty", b"")));
-    assert!(matches!(error, ImportError::Truncated { .. }), "{error:?}");
+    assert!(error.to_string().ends_with("it is empty"), "{error}");
     for source in [
         ImageSource::RootfsTar(d.join("absent")),
         ImageSource::Archive(d.join("absent")),

@@ -2,6 +2,7 @@
 //! without paths of the host.
 
 use corral_api::problem::{ErrorKind, Problem};
+use corral_layers::{ImportError, MountError, StoreError};
 use corral_runtime::RuntimeError;
 
 /// An error with its sources, for the log.
@@ -42,8 +43,60 @@ pub fn runtime_problem(error: &RuntimeError) -> Problem {
     if kind.is_retryable() { problem.retry_after_ms(1000) } else { problem }
 }
 
+/// What a caller is told of an import or a build.
+pub fn import_problem(error: &ImportError) -> Problem {
+    let message = match error {
+        ImportError::Io { op, source, .. } => format!("the node cannot {op} a file it needs: {source}"),
+        ImportError::Mkfs { status, .. } => format!("mkfs.erofs failed on the node ({status})"),
+        ImportError::MkfsUnusable { reason, .. } => format!("mkfs.erofs cannot be used on the node: {reason}"),
+        ImportError::MkfsTimeout { limit, .. } => format!("mkfs.erofs did not end within {limit:?} on the node"),
+        ImportError::Store(store) | ImportError::Mount(MountError::Store(store)) => store_message(store),
+        ImportError::Mount(MountError::Unsupported { .. }) => "the node cannot mount layers from files".into(),
+        ImportError::Mount(MountError::Syscall { op, source, .. }) => {
+            format!("the node cannot {op} a layer: {source}")
+        }
+        other => chain(other),
+    };
+    Problem::new(error.kind(), message)
+}
+
+/// What a caller is told of the layer store.
+pub fn store_problem(error: &StoreError) -> Problem {
+    Problem::new(error.kind(), store_message(error))
+}
+
+fn store_message(error: &StoreError) -> String {
+    match error {
+        StoreError::Io { op, source, .. } => format!("the node cannot {op} a file of its layers: {source}"),
+        StoreError::Record { reason, .. } => format!("a record of the node's layers is malformed: {reason}"),
+        StoreError::Locked(_) => "the node's layers are held by another process".into(),
+        other => other.to_string(),
+    }
+}
+
 /// A failure of the ledger.
 pub fn ledger_problem(error: &crate::ledger::LedgerError) -> Problem {
     tracing::error!(error = %chain(error), "the ledger failed");
     Problem::new(ErrorKind::StorageError, "the node's ledger cannot be written or read")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn paths_of_the_host_are_not_told() {
+        let io = || std::io::Error::from_raw_os_error(libc::ENOSPC);
+        let path = || std::path::PathBuf::from("/var/lib/secret");
+        for error in [
+            ImportError::Io { op: "make", path: path(), source: io() },
+            ImportError::Store(StoreError::Io { op: "make", path: path(), source: io() }),
+            ImportError::Mount(MountError::Syscall { op: "mount", path: path(), source: io() }),
+            ImportError::Mkfs { program: path(), status: "exit status: 1".into(), stderr: "/var/lib/secret".into() },
+        ] {
+            let problem = import_problem(&error);
+            assert_eq!(problem.kind, error.kind());
+            assert!(!problem.message.contains("secret"), "{problem}");
+        }
+    }
 }

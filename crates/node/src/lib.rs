@@ -26,6 +26,7 @@ mod lifecycle;
 mod metrics;
 mod node;
 mod notices;
+mod reminder;
 mod sandbox;
 mod start;
 mod upkeep;

@@ -3,10 +3,11 @@
 use crate::balance::Balance;
 use crate::ledger::{Change, FORGET_BATCH, LedgerError};
 use crate::node::Core;
+use crate::reminder::Reminder;
 use corral_api::ids::SandboxId;
 use corral_api::sandbox::{EndReason, EndStatus, State};
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// How often TTLs are looked at: their precision.
 const TICK: Duration = Duration::from_millis(250);
@@ -37,12 +38,20 @@ pub fn memory() -> Memory {
     Memory { total_bytes: kib("MemTotal:") << 10, available_bytes: kib("MemAvailable:") << 10 }
 }
 
+/// What the slower work remembers from round to round.
+#[derive(Debug, Default)]
+struct Slow {
+    balance: Balance,
+    /// Whether the space for writable layers is low.
+    low: Reminder,
+}
+
 impl Core {
     /// Runs until the node ends.
     pub async fn keep_up(self: Arc<Self>) {
         let mut ticks = tokio::time::interval(TICK);
         ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Skip);
-        let mut balance = Balance::default();
+        let mut slow = Slow::default();
         let forget_ticks = forget_ticks(self.config.keep_ended);
         for round in 1u32.. {
             ticks.tick().await;
@@ -50,12 +59,12 @@ impl Core {
             self.ballast.keep();
             if round % SLOW_TICKS == 0 {
                 let this = self.clone();
-                let mut own = std::mem::take(&mut balance);
+                let mut own = std::mem::take(&mut slow);
                 let done = tokio::task::spawn_blocking(move || {
                     this.slow_round(&mut own);
                     own
                 });
-                balance = done.await.unwrap_or_default();
+                slow = done.await.unwrap_or_default();
             }
             if (round - 1) % forget_ticks == 0 {
                 self.forget_old().await;
@@ -85,13 +94,18 @@ impl Core {
         }
     }
 
-    fn slow_round(&self, balance: &mut Balance) {
-        if let Err(error) = self.containers.writable().ensure_room() {
-            tracing::warn!(error = %crate::error::chain(&error), "the space for writable layers is low");
+    fn slow_round(&self, slow: &mut Slow) {
+        match self.containers.writable().ensure_room() {
+            Ok(()) if slow.low.over() => tracing::info!("there is space for writable layers again"),
+            Ok(()) => {}
+            Err(error) if slow.low.holds(Instant::now()) => {
+                tracing::warn!(error = %crate::error::chain(&error), "the space for writable layers is low");
+            }
+            Err(_) => {}
         }
         self.containers.writable().sweep_quota_groups();
         let elapsed = u64::from(SLOW_TICKS) * TICK.as_millis() as u64;
-        self.rebalance(balance, elapsed);
+        self.rebalance(&mut slow.balance, elapsed);
     }
 
     /// Forgets ended sandboxes, keys and events that are old or too many, a batch at a time.

@@ -86,6 +86,7 @@ impl RuntimeError {
                 Op::Denied => ErrorKind::PermissionDenied,
                 Op::WrongType => ErrorKind::WrongFileType,
                 Op::DiskFull => ErrorKind::DiskFull,
+                Op::NoRoom => ErrorKind::InsufficientStorage,
                 Op::BadPath => ErrorKind::InvalidRequest,
                 Op::BadRange => ErrorKind::RangeNotSatisfiable,
                 Op::BadArchive => ErrorKind::InvalidImage,

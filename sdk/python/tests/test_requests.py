@@ -40,6 +40,17 @@ def test_create_is_retried_under_one_key_until_it_succeeds() -> None:
     assert server.calls[0].headers["authorization"] == "Bearer corral_k"
 
 
+def test_a_wait_is_logged_with_its_reason(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", logger="corral")
+    full = problem("insufficient_storage", 507, retry_after_ms=1, retryable=True)
+    with gateway(full, Answer(201, SANDBOX)) as server, client(server) as c:
+        c.sandboxes.create("python")
+    texts = [record.getMessage() for record in caplog.records if record.name == "corral"]
+    assert len(texts) == 1
+    assert texts[0].startswith("POST /v1/sandboxes: ")
+    assert "attempt 2 of 4 in 0.0 s" in texts[0]
+
+
 def test_a_sandbox_that_never_ran_is_made_anew() -> None:
     end = {"reason": "start_failed", "cause": "platform", "infra_failed": True}
     dead = Answer(200, SANDBOX | {"state": "ended", "end": end})

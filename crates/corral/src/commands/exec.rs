@@ -50,7 +50,7 @@ struct RunResult {
 pub async fn run(client: &Client, args: &RunArgs, json: bool) -> anyhow::Result<ExitCode> {
     let mut interrupts = Interrupts::new()?;
     let spec = sandboxes::spec(&args.environment, &args.sandbox);
-    let mut creating = Box::pin(sandboxes::make(client, &spec));
+    let mut creating = Box::pin(sandboxes::make(client, &spec, json));
     let (made, interrupted) = tokio::select! {
         made = &mut creating => (made, false),
         () = interrupts.next() => match tokio::time::timeout(CREATE_GRACE, creating).await {

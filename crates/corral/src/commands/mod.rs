@@ -2,6 +2,7 @@
 
 mod copy;
 mod environments;
+mod events;
 mod exec;
 mod images;
 mod keys;
@@ -24,7 +25,7 @@ pub async fn dispatch(cli: &Cli) -> anyhow::Result<ExitCode> {
     match &cli.command {
         Command::Up(args) => return Box::pin(up::run(args, &cli.server, cli.json)).await.map(|()| ExitCode::SUCCESS),
         Command::Down(args) => return Box::pin(up::down::run(args, cli.json)).await.map(|()| ExitCode::SUCCESS),
-        Command::Doctor => return doctor::run(cli.json),
+        Command::Doctor(args) => return doctor::run(args, cli.json),
         Command::Openapi => {
             output::print_line(corral_gateway::openapi_document().trim_end())?;
             return Ok(ExitCode::SUCCESS);
@@ -53,7 +54,7 @@ pub async fn dispatch(cli: &Cli) -> anyhow::Result<ExitCode> {
         Command::Rm { ids } => return sandboxes::each(&client, ids, sandboxes::Action::Remove, json).await,
         Command::Pause { ids } => return sandboxes::each(&client, ids, sandboxes::Action::Pause, json).await,
         Command::Resume { ids } => return sandboxes::each(&client, ids, sandboxes::Action::Resume, json).await,
-        Command::Events(args) => system::events(&client, args, json).await,
+        Command::Events(args) => events::events(&client, args, json).await,
         Command::Stats { id } => sandboxes::stats(&client, id, json).await,
         Command::Image(command) => return images::image(&client, command, json).await,
         Command::Layer(command) => return images::layer(&client, command, json).await,
@@ -62,7 +63,7 @@ pub async fn dispatch(cli: &Cli) -> anyhow::Result<ExitCode> {
         Command::Node(_) => system::nodes(&client, json).await,
         Command::Up(_)
         | Command::Down(_)
-        | Command::Doctor
+        | Command::Doctor(_)
         | Command::Openapi
         | Command::Completions { .. }
         | Command::Version => Ok(()),

@@ -2,11 +2,13 @@
 
 use crate::cli::{CreateArgs, LsArgs, SandboxArgs};
 use crate::client::{ApiError, Client, fetch};
-use crate::output::{bytes, print_error, print_json, print_json_line, print_line, print_table};
+use crate::output::{bytes, print_error, print_json, print_json_line, print_line, print_table, printable};
 use corral_api::catalogue::CommandList;
 use corral_api::command::{CommandStatus, Outcome};
 use corral_api::environment::Limits;
 use corral_api::sandbox::{SandboxPage, SandboxSpec, SandboxStats, SandboxStatus};
+use serde::Serialize;
+use std::io::IsTerminal as _;
 use std::process::ExitCode;
 use std::time::Duration;
 
@@ -24,12 +26,14 @@ pub fn spec(environment: &str, args: &SandboxArgs) -> SandboxSpec {
             cpus: args.cpus.unwrap_or(usual.cpus),
             disk_mib: args.disk_mib.unwrap_or(usual.disk_mib),
             pids: args.pids.unwrap_or(usual.pids),
+            open_files: args.open_files.unwrap_or(usual.open_files),
             ..usual
         },
         env: args.env.iter().cloned().collect(),
         entrypoint: args.startup.entrypoint(),
         cmd: args.startup.cmd(),
         labels: args.labels.iter().cloned().collect(),
+        hostname: args.hostname.clone().unwrap_or_default(),
         idle_ttl_ms: args.idle_ttl.unwrap_or_default(),
         max_ttl_ms: args.max_ttl.unwrap_or_default(),
         allow_setuid: args.allow_setuid,
@@ -38,12 +42,13 @@ pub fn spec(environment: &str, args: &SandboxArgs) -> SandboxSpec {
 }
 
 /// Creates a sandbox. Refusals that may pass are tried again under one idempotency key, so that no try makes a second
-/// sandbox.
+/// sandbox. On a terminal each wait is told with its reason.
 ///
 /// # Errors
 /// The server refuses for good or cannot be reached.
-pub async fn make(client: &Client, spec: &SandboxSpec) -> anyhow::Result<SandboxStatus> {
+pub async fn make(client: &Client, spec: &SandboxSpec, json: bool) -> anyhow::Result<SandboxStatus> {
     let key = format!("cli-{}", corral_api::ids::CommandId::random());
+    let told = !json && std::io::stderr().is_terminal();
     let mut tries = 1;
     loop {
         let request = client.post(&["v1", "sandboxes"]).header("idempotency-key", &key).json(spec);
@@ -52,8 +57,13 @@ pub async fn make(client: &Client, spec: &SandboxSpec) -> anyhow::Result<Sandbox
             Err(error) => {
                 let wait = error.downcast_ref::<ApiError>().and_then(ApiError::retry_after);
                 let Some(wait) = wait.filter(|_| tries < CREATE_TRIES) else { return Err(error) };
+                let wait = wait.max(CREATE_PAUSE);
                 tries += 1;
-                tokio::time::sleep(wait.max(CREATE_PAUSE)).await;
+                if told {
+                    let (reason, seconds) = (printable(&error.to_string()), wait.as_secs_f64());
+                    eprintln!("corral: {reason}; try {tries} of {CREATE_TRIES} in {seconds:.1} s");
+                }
+                tokio::time::sleep(wait).await;
             }
         }
     }
@@ -61,7 +71,7 @@ pub async fn make(client: &Client, spec: &SandboxSpec) -> anyhow::Result<Sandbox
 
 /// `corral create`.
 pub async fn create(client: &Client, args: &CreateArgs, json: bool) -> anyhow::Result<()> {
-    let sandbox = make(client, &spec(&args.environment, &args.sandbox)).await?;
+    let sandbox = make(client, &spec(&args.environment, &args.sandbox), json).await?;
     if json { print_json(&sandbox) } else { print_line(sandbox.id.as_str()) }
 }
 
@@ -106,12 +116,17 @@ async fn pages(client: &Client, query: &[(&str, String)], state: Option<&str>) -
 
 /// The state, with the reason of an end.
 fn state_text(sandbox: &SandboxStatus) -> String {
-    let name = |value: serde_json::Value| value.as_str().unwrap_or("?").to_owned();
-    let state = serde_json::to_value(sandbox.state).map_or_else(|_| "?".into(), name);
-    match sandbox.end.as_ref().and_then(|end| serde_json::to_value(end.reason).ok()) {
-        Some(reason) => format!("{state} ({})", name(reason)),
+    let state = wire_name(&sandbox.state);
+    match &sandbox.end {
+        Some(end) => format!("{state} ({})", wire_name(&end.reason)),
         None => state,
     }
+}
+
+/// A value of an enumeration as the API writes it.
+pub fn wire_name(value: &impl Serialize) -> String {
+    let value = serde_json::to_value(value).unwrap_or_default();
+    value.as_str().unwrap_or("?").to_owned()
 }
 
 /// `corral ps`.
@@ -136,15 +151,19 @@ pub async fn commands(client: &Client, id: &str, json: bool) -> anyhow::Result<(
 }
 
 fn end_text(command: &CommandStatus) -> String {
-    match &command.end {
-        None => "running".into(),
-        Some(Outcome::Exited { code }) => format!("exited {code}"),
-        Some(Outcome::Signaled { name, oom: true, .. }) => format!("{name} (out of memory)"),
-        Some(Outcome::Signaled { name, .. }) => name.clone(),
-        Some(Outcome::TimedOut { .. }) => "timed out".into(),
-        Some(Outcome::SandboxEnded) => "sandbox ended".into(),
-        Some(Outcome::OutcomeUnknown) => "unknown".into(),
-        Some(Outcome::NotStarted { message }) => format!("not started: {message}"),
+    command.end.as_ref().map_or_else(|| "running".into(), outcome_text)
+}
+
+/// How a command ended, in a few words.
+pub fn outcome_text(outcome: &Outcome) -> String {
+    match outcome {
+        Outcome::Exited { code } => format!("exited {code}"),
+        Outcome::Signaled { name, oom: true, .. } => format!("{name} (out of memory)"),
+        Outcome::Signaled { name, .. } => name.clone(),
+        Outcome::TimedOut { .. } => "timed out".into(),
+        Outcome::SandboxEnded => "sandbox ended".into(),
+        Outcome::OutcomeUnknown => "unknown".into(),
+        Outcome::NotStarted { message } => format!("not started: {message}"),
     }
 }
 

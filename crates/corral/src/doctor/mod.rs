@@ -6,8 +6,11 @@ mod cgroups;
 mod kernel;
 mod storage;
 
+use crate::cli::DoctorArgs;
 use crate::output::{print_json, print_table};
+use anyhow::Context as _;
 use serde::Serialize;
+use std::path::Path;
 use std::process::ExitCode;
 
 /// What a probe found.
@@ -63,9 +66,9 @@ fn useful(feature: &'static str, without: &'static str, (state, detail): Found) 
     Row { feature, state, required: false, detail, without }
 }
 
-fn rows() -> Vec<Row> {
+fn rows(data_dir: &Path) -> Vec<Row> {
     let mut rows = kernel::rows();
-    rows.extend(storage::rows());
+    rows.extend(storage::rows(data_dir));
     rows.extend(cgroups::rows());
     rows
 }
@@ -74,8 +77,9 @@ fn rows() -> Vec<Row> {
 ///
 /// # Errors
 /// Standard output is closed.
-pub fn run(json: bool) -> anyhow::Result<ExitCode> {
-    let rows = rows();
+pub fn run(args: &DoctorArgs, json: bool) -> anyhow::Result<ExitCode> {
+    let data_dir = std::path::absolute(&args.data_dir).context("the data directory has no absolute path")?;
+    let rows = rows(&data_dir);
     let lacking = rows.iter().any(|row| row.required && row.state == State::Missing);
     if json {
         print_json(&serde_json::json!({ "usable": !lacking, "features": rows }))?;
@@ -103,7 +107,7 @@ mod tests {
 
     #[test]
     fn every_feature_has_one_row_that_says_what_it_costs() {
-        let rows = rows();
+        let rows = rows(Path::new("/nowhere/data"));
         let mut names: Vec<_> = rows.iter().map(|row| row.feature).collect();
         names.sort_unstable();
         names.dedup();
@@ -111,6 +115,8 @@ mod tests {
         for row in &rows {
             assert!(!row.detail.is_empty() && !row.without.is_empty(), "{row:?}");
         }
+        let data = rows.iter().find(|row| row.feature == "btrfs for data").unwrap();
+        assert!(data.detail.starts_with("/nowhere/data "), "{data:?}");
         let kernel = rows.iter().find(|row| row.feature == "kernel").unwrap();
         assert_eq!(kernel.state, State::Ok, "{kernel:?}");
     }

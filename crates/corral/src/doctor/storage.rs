@@ -9,12 +9,14 @@ use rustix::mount::{
     FsMountFlags, FsOpenFlags, MountAttrFlags, OpenTreeFlags, fsconfig_create, fsconfig_set_fd, fsconfig_set_flag,
     fsconfig_set_string, fsmount, fsopen, open_tree,
 };
+use rustix::pipe::{PipeFlags, pipe_with};
 use std::fs::File;
 use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-pub(super) fn rows() -> Vec<Row> {
+pub(super) fn rows(data_dir: &Path) -> Vec<Row> {
+    let on_btrfs = is_on_btrfs(data_dir);
     vec![
         needed("overlay", "no sandbox can have a root file system", overlay()),
         needed("overlay, idmapped lowers", "no sandbox can have users of its own over shared layers", idmapped()),
@@ -22,33 +24,34 @@ pub(super) fn rows() -> Vec<Row> {
         needed("erofs, file-backed", "no layer can be mounted", erofs_file()),
         needed("tmpfs, idmapped", "no sandbox can have a /dev/shm of its own", tmpfs()),
         needed("btrfs", "no sandbox can have a writable layer", known("btrfs")),
-        useful("btrfs for data", "writable layers lie in an image behind a loop device", data_directory()),
-        for_the_image("loop devices", loops()),
-        for_the_image("mkfs.btrfs", tool("mkfs.btrfs", "btrfs-progs")),
+        useful(
+            "btrfs for data",
+            "writable layers lie in an image behind a loop device",
+            data_directory(data_dir, on_btrfs),
+        ),
+        for_the_image("loop devices", on_btrfs, loops()),
+        for_the_image("mkfs.btrfs", on_btrfs, tool("mkfs.btrfs", "btrfs-progs")),
+        useful("autofs", "a devpts is mounted in each sandbox at its start: some 60 KiB more for each", autofs()),
     ]
 }
 
-/// Where the data directory lies unless told otherwise.
-const DATA: &str = "/var/lib/corral";
-
 /// What the image of writable layers needs, which there is unless the data directory is on btrfs.
-fn for_the_image(feature: &'static str, (state, detail): Found) -> Row {
+fn for_the_image(feature: &'static str, on_btrfs: bool, (state, detail): Found) -> Row {
     let without = "no writable layers unless the data directory is on btrfs";
-    Row { feature, state, required: !data_is_on_btrfs(), detail, without }
+    Row { feature, state, required: !on_btrfs, detail, without }
 }
 
-fn data_is_on_btrfs() -> bool {
+/// Whether a directory is, or would be made, on btrfs.
+fn is_on_btrfs(dir: &Path) -> bool {
     /// As in linux/magic.h.
     const BTRFS: u64 = 0x9123_683E;
-    let there = Path::new(DATA).ancestors().find(|dir| dir.exists()).unwrap_or(Path::new("/"));
+    let there = dir.ancestors().find(|dir| dir.exists()).unwrap_or(Path::new("/"));
     rustix::fs::statfs(there).is_ok_and(|fs| fs.f_type as u64 == BTRFS)
 }
 
-fn data_directory() -> Found {
-    if data_is_on_btrfs() {
-        return ok(format!("{DATA} is on btrfs"));
-    }
-    missing(format!("{DATA} is on another file system"))
+fn data_directory(dir: &Path, on_btrfs: bool) -> Found {
+    let dir = dir.display();
+    if on_btrfs { ok(format!("{dir} is on btrfs")) } else { missing(format!("{dir} is on another file system")) }
 }
 
 /// Mounts a file system nowhere.
@@ -180,6 +183,20 @@ fn erofs_file() -> Found {
     match mount("erofs", &[("source", &image.to_string_lossy())], &["ro"]) {
         Ok(_) => ok("mounted and released"),
         Err(Errno::NOTBLK) => missing("the kernel wants a block device (file-backed since Linux 6.12)"),
+        Err(error) => refused("mounting", error),
+    }
+}
+
+/// Mounts an automounter with a pipe of its own, as the keeper does for terminals.
+fn autofs() -> Found {
+    let (_read, write) = match pipe_with(PipeFlags::CLOEXEC | PipeFlags::DIRECT) {
+        Ok(pipe) => pipe,
+        Err(error) => return degraded(format!("not tried: a pipe: {}", std::io::Error::from(error))),
+    };
+    let (fd, group) = (write.as_raw_fd().to_string(), rustix::process::getpgrp().as_raw_nonzero().to_string());
+    let options = [("fd", &*fd), ("pgrp", &*group), ("minproto", "5"), ("maxproto", "5")];
+    match mount("autofs", &options, &["indirect"]) {
+        Ok(_) => ok("mounted and released"),
         Err(error) => refused("mounting", error),
     }
 }

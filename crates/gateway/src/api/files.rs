@@ -22,7 +22,7 @@ pub fn routes() -> OpenApiRouter<Gw> {
 
 /// Read a file, or a part of it.
 #[utoipa::path(get, path = "/v1/sandboxes/{id}/files", tag = "files",
-    params(FileQuery, ("Range" = Option<String>, Header, description = "`bytes=FIRST-LAST`")),
+    params(FileQuery, ("Range" = Option<String>, Header, description = "`bytes=FIRST-LAST`, `bytes=FIRST-` or `bytes=-COUNT`")),
     responses((status = 200, description = "The content", body = Octets, content_type = "application/octet-stream"),
         (status = 206, description = "A part of it", body = Octets, content_type = "application/octet-stream")))]
 async fn read(State(gw): State<Gw>, _query: Valid<FileQuery>, request: Request) -> Answer {

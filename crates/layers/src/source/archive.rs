@@ -5,6 +5,7 @@ use super::manifest::{self, MAX_DOCUMENT_BYTES};
 use super::{Content, OpenedImage, SourceLayer};
 use crate::config::{CancelFlag, ImportOptions};
 use crate::error::ImportError;
+use crate::likeness;
 use crate::stream::{self, Codec, Meter, StreamFault};
 use crate::tarstream::{MemberKind, TarError, TarReader};
 use serde::Deserialize;
@@ -75,7 +76,7 @@ pub(crate) fn open(
     work: &Path,
     cancel: &CancelFlag,
 ) -> Result<OpenedImage, ImportError> {
-    let name = path.display().to_string();
+    let name = options.shown(path);
     let io = |e| ImportError::source(path, e);
     let mut head = [0; 4];
     let read = File::open(path).map_err(io)?.take(4).read(&mut head).map_err(io)?;
@@ -89,13 +90,17 @@ pub(crate) fn open(
         return layout::open(&index, options, name);
     }
     let Some(saved) = index.find("manifest.json")? else {
-        return Err(ImportError::UnknownFormat { path: path.to_owned() });
+        return Err(unknown(&name, "it is a tar archive without manifest.json, and without oci-layout".to_owned()));
     };
     open_saved(&index, &layout::read(&saved, MAX_DOCUMENT_BYTES, &name)?, options, name)
 }
 
+fn unknown(name: &str, found: String) -> ImportError {
+    ImportError::UnknownFormat { source_name: name.to_owned(), wanted: "a docker archive or an OCI layout", found }
+}
+
 fn unpack(path: &Path, target: &Path, options: &ImportOptions, cancel: &CancelFlag) -> Result<PathBuf, ImportError> {
-    let name = path.display().to_string();
+    let name = options.shown(path);
     let raw = File::open(path).map_err(|e| ImportError::io("open", path, e))?;
     let decoded = stream::decode(raw, None).map_err(|e| stream::classify(e, &name))?;
     let (meter, _) = Meter::new(decoded, cancel);
@@ -115,10 +120,8 @@ fn index(path: &Path, name: &str) -> Result<TarIndex, ImportError> {
             Ok(Some(member)) => member,
             Ok(None) => break,
             Err(TarError::Io(e)) => return Err(stream::classify(e, name)),
-            Err(TarError::BadChecksum) if files.is_empty() => {
-                return Err(ImportError::UnknownFormat { path: PathBuf::from(name) });
-            }
-            Err(TarError::BadChecksum) => {
+            Err(TarError::NoHeader(head)) if files.is_empty() => return Err(unknown(name, likeness::of(&head))),
+            Err(TarError::NoHeader(_)) => {
                 return Err(ImportError::Corrupt {
                     source_name: name.to_owned(),
                     reason: "not a tar header".to_owned(),
@@ -147,7 +150,9 @@ fn index(path: &Path, name: &str) -> Result<TarIndex, ImportError> {
         files.insert(file_name, place);
     }
     if files.is_empty() {
-        return Err(ImportError::UnknownFormat { path: PathBuf::from(name) });
+        let found =
+            if tar.position() == 0 { likeness::of(&[]) } else { "it is a tar archive without files".to_owned() };
+        return Err(unknown(name, found));
     }
     Ok(TarIndex { path: path.to_owned(), files })
 }

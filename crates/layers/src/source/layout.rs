@@ -48,7 +48,8 @@ impl Blobs for Directory {
 /// Opens a layout.
 pub(crate) fn open(blobs: &impl Blobs, options: &ImportOptions, name: String) -> Result<OpenedImage, ImportError> {
     let Some(index) = blobs.find("index.json")? else {
-        return Err(ImportError::UnknownFormat { path: PathBuf::from(name) });
+        let (wanted, found) = ("an OCI layout", "it has no index.json".to_owned());
+        return Err(ImportError::UnknownFormat { source_name: name, wanted, found });
     };
     let bytes = read(&index, MAX_DOCUMENT_BYTES, &format!("{name}: index.json"))?;
     let document =

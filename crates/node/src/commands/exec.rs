@@ -10,7 +10,8 @@ use corral_api::digest::Digest;
 use corral_api::ids::{CommandId, SandboxId, SessionId};
 use corral_api::problem::{ErrorKind, Problem};
 use corral_api::sandbox::EventKind;
-use corral_keeper::protocol::{Io, Program};
+use corral_keeper::protocol::{Io, Program, Step};
+use corral_runtime::RuntimeError;
 use corral_runtime::container::ProcessSpec;
 use corral_runtime::users::{self, User};
 use std::collections::BTreeMap;
@@ -155,6 +156,7 @@ impl Core {
         let wanted = start.user.as_deref().unwrap_or(&environment.config.user);
         let user = find_user(init, wanted).await?;
         let program = program(&start, &environment.config, &user);
+        let (name, cwd) = (start.argv.first().cloned().unwrap_or_default(), program.cwd.clone());
         let bounds = record.bounds();
         let io = match start.terminal {
             Some(Terminal { cols, rows }) => Io::Terminal { cols, rows, bounds },
@@ -190,11 +192,11 @@ impl Core {
         let started = match started {
             Ok(started) => started,
             Err(error) => {
-                let lost = matches!(error, corral_runtime::RuntimeError::Gone);
+                let lost = matches!(error, RuntimeError::Gone);
                 let problem = if lost && sandbox.pulse.borrow().dead {
                     Problem::new(ErrorKind::SandboxEnded, "the sandbox ended before the command could start")
                 } else {
-                    runtime_problem(&error)
+                    not_started_problem(&error, &name, &cwd)
                 };
                 return Err(problem);
             }
@@ -302,6 +304,23 @@ fn checked(spec: ExecSpec, terminal: Option<Terminal>) -> Result<Start, Problem>
         step_key: spec.step_key,
         ..Start::new(CommandId::random(), argv, Digest::of(&canonical))
     })
+}
+
+/// Why a command could not be started, naming what was not found.
+fn not_started_problem(error: &RuntimeError, program: &str, cwd: &str) -> Problem {
+    /// Names from callers may be long.
+    const SHOWN: usize = 200;
+    let (what, name) = match error {
+        RuntimeError::Start { step: Step::Exec, .. } => ("program", program),
+        RuntimeError::Start { step: Step::WorkingDirectory, .. } => ("working directory", cwd),
+        other => return runtime_problem(other),
+    };
+    let reason = error.errno().map_or_else(String::new, |e| std::io::Error::from(e).to_string());
+    let name: String = name.chars().take(SHOWN).collect();
+    Problem {
+        message: format!("the command could not be started: {what} {name:?}: {reason}"),
+        ..runtime_problem(error)
+    }
 }
 
 /// Looks a user up in the sandbox, on a blocking thread unless it is root.

@@ -72,16 +72,41 @@ fn status(found: Option<FileStatus>) -> Answer {
     }
 }
 
-/// First byte and number of bytes of a `Range` header with one range; nothing for what RFC 9110 lets a server ignore.
-fn range(headers: &HeaderMap) -> Option<(u64, Option<u64>)> {
+/// A part of a file.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Part {
+    /// From a byte on, and how many bytes at most.
+    From(u64, Option<u64>),
+    /// So many bytes before its end.
+    Last(u64),
+}
+
+impl Part {
+    const WHOLE: Self = Self::From(0, None);
+
+    /// First byte and number of bytes in a file of this size.
+    fn of(self, size: u64) -> (u64, u64) {
+        match self {
+            Self::From(first, most) => (first, most.unwrap_or(u64::MAX).min(size.saturating_sub(first))),
+            Self::Last(bytes) => (size.saturating_sub(bytes), bytes.min(size)),
+        }
+    }
+}
+
+/// The part that a `Range` header with one range names; nothing for what RFC 9110 lets a server ignore.
+fn range(headers: &HeaderMap) -> Option<Part> {
     let text = headers.get(header::RANGE)?.to_str().ok()?.strip_prefix("bytes=")?;
     let (first, last) = text.split_once('-')?;
-    let first: u64 = first.parse().ok()?;
-    if last.is_empty() {
-        return Some((first, None));
+    // The standard's digits only: a parser of numbers also takes a sign.
+    let number = |text: &str| text.bytes().all(|b| b.is_ascii_digit()).then(|| text.parse::<u64>().ok()).flatten();
+    match (first, last) {
+        ("", last) => number(last).map(Part::Last),
+        (first, "") => number(first).map(|first| Part::From(first, None)),
+        (first, last) => {
+            let (first, last) = (number(first)?, number(last)?);
+            (last >= first).then(|| Part::From(first, (last - first).checked_add(1)))
+        }
     }
-    let last: u64 = last.parse().ok()?;
-    (last >= first).then(|| (first, Some(last - first + 1)))
 }
 
 pub async fn read(
@@ -92,13 +117,20 @@ pub async fn read(
 ) -> Answer {
     check(&query.path)?;
     let range = range(&headers);
-    let (offset, limit) = range.unwrap_or((0, None));
+    let part = range.unwrap_or(Part::WHOLE);
+    if part == Part::Last(0) {
+        let problem = Problem::new(ErrorKind::RangeNotSatisfiable, "range: the last 0 bytes of a file are none");
+        return Err(problem.sandbox(&sandbox.id).into());
+    }
     let path = query.path;
-    let (mut worker, activity) =
-        begin(&core, &sandbox, query.user.as_deref(), |abs| Op::Read { path: abs(path), offset, limit }).await?;
+    let op = |abs: &dyn Fn(String) -> String| match part {
+        Part::From(offset, limit) => Op::Read { path: abs(path), offset, limit },
+        Part::Last(bytes) => Op::ReadEnd { path: abs(path), bytes },
+    };
+    let (mut worker, activity) = begin(&core, &sandbox, query.user.as_deref(), op).await?;
     let found = worker.result().await.map_err(|e| runtime_problem(&e).sandbox(&sandbox.id))?;
     let size = found.map_or(0, |s| s.size_bytes);
-    let length = limit.unwrap_or(u64::MAX).min(size.saturating_sub(offset));
+    let (offset, length) = part.of(size);
     let mut answer = HeaderMap::new();
     answer.insert(header::CONTENT_TYPE, HeaderValue::from_static("application/octet-stream"));
     answer.insert(header::ACCEPT_RANGES, HeaderValue::from_static("bytes"));
@@ -163,6 +195,9 @@ pub async fn write(
     request: Request,
 ) -> Answer {
     check(&query.path)?;
+    if query.path.ends_with('/') {
+        return Err(invalid("path: it ends in /, but a file is written: name it, or make a directory with mkdir"));
+    }
     if query.mode.is_some_and(|m| m > 0o7777) {
         return Err(invalid("mode: at most 4095 (07777)"));
     }
@@ -280,10 +315,21 @@ mod tests {
             headers.insert(header::RANGE, HeaderValue::from_str(text).unwrap());
             range(&headers)
         };
-        assert_eq!(of("bytes=5-"), Some((5, None)));
-        assert_eq!(of("bytes=0-0"), Some((0, Some(1))));
-        for ignored in ["bytes=5-2", "bytes=-5", "items=1-2", "bytes=a-b"] {
+        assert_eq!(of("bytes=5-"), Some(Part::From(5, None)));
+        assert_eq!(of("bytes=0-0"), Some(Part::From(0, Some(1))));
+        assert_eq!(of("bytes=-5"), Some(Part::Last(5)));
+        assert_eq!(of("bytes=0-18446744073709551615"), Some(Part::From(0, None)));
+        for ignored in ["bytes=5-2", "bytes=-", "bytes=--5", "bytes=+1-2", "items=1-2", "bytes=a-b", "bytes=0-1,3-4"] {
             assert_eq!(of(ignored), None, "{ignored}");
         }
+    }
+
+    #[test]
+    fn parts_of_a_file() {
+        assert_eq!(Part::WHOLE.of(9), (0, 9));
+        assert_eq!(Part::From(5, Some(100)).of(9), (5, 4));
+        assert_eq!(Part::From(9, None).of(9), (9, 0));
+        assert_eq!(Part::Last(3).of(9), (6, 3));
+        assert_eq!((Part::Last(30).of(9), Part::Last(3).of(0)), ((0, 9), (0, 0)));
     }
 }

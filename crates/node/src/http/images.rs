@@ -2,6 +2,7 @@
 
 use super::commands::no_content;
 use super::parts::{Answer, Body, Fail, Params, invalid, json, ndjson};
+use crate::error::{import_problem, store_problem};
 use crate::node::Core;
 use axum::extract::{Path, Request, State};
 use axum::http::StatusCode;
@@ -25,6 +26,8 @@ type Node = State<Arc<Core>>;
 
 /// Lines of progress waiting for a slow reader; more are dropped, the last line never.
 const QUEUE: usize = 256;
+/// What callers know the spooled file as.
+const UPLOAD: &str = "the upload";
 
 #[derive(Debug, Deserialize)]
 pub struct UploadQuery {
@@ -59,6 +62,7 @@ pub async fn import(State(core): Node, Body(request): Body<RegistryImport>) -> A
 pub async fn upload(State(core): Node, Params(query): Params<UploadQuery>, request: Request) -> Answer {
     let spooled = spool(&core, request).await?;
     let mut options = ImportOptions::named(query.name);
+    options.source_name = Some(UPLOAD.to_owned());
     if let Some(platform) = query.platform {
         options.platform = platform;
     }
@@ -79,7 +83,8 @@ pub async fn upload(State(core): Node, Params(query): Params<UploadQuery>, reque
 
 pub async fn build(State(core): Node, Params(query): Params<BuildQuery>, request: Request) -> Answer {
     let spooled = spool(&core, request).await?;
-    let options = BuildOptions::new(query.kind, query.at);
+    let mut options = BuildOptions::new(query.kind, query.at);
+    options.source_name = Some(UPLOAD.to_owned());
     let source = LayerSource::Tar(spooled.path().to_owned());
     Ok(run(&core, Some(spooled), move |store, cancel, progress| {
         store.build_layer(&source, &options, cancel, progress).map(|_| ())
@@ -90,11 +95,12 @@ pub async fn build(State(core): Node, Params(query): Params<BuildQuery>, request
 async fn spool(core: &Core, request: Request) -> Result<tempfile::NamedTempFile, Fail> {
     let failed = |e: &std::io::Error| {
         tracing::error!(error = %e, "an upload cannot be spooled");
-        let kind = match e.raw_os_error() {
-            Some(libc::ENOSPC) => ErrorKind::InsufficientStorage,
-            _ => ErrorKind::StorageError,
+        let (kind, text) = match e.raw_os_error() {
+            Some(libc::ENOSPC) => (ErrorKind::InsufficientStorage, "the node's disk is too full for the upload"),
+            Some(libc::EDQUOT) => (ErrorKind::InsufficientStorage, "the node's own disk quota is used up"),
+            _ => (ErrorKind::StorageError, "the node cannot store the upload"),
         };
-        Fail::from(Problem::new(kind, "the node cannot store the upload"))
+        Fail::from(Problem::new(kind, text))
     };
     let spooled = tempfile::NamedTempFile::new_in(core.config.data_dir.join("spool")).map_err(|e| failed(&e))?;
     let file = spooled.reopen().map_err(|e| failed(&e))?;
@@ -151,7 +157,7 @@ fn run(
         };
         if let Err(error) = work(&store, &cancel, &progress) {
             tracing::warn!(error = %crate::error::chain(&error), "an import failed");
-            let problem = Problem::new(error.kind(), crate::error::chain(&error));
+            let problem = import_problem(&error);
             send.blocking_send(ImportProgress::Failed { problem }).unwrap_or(());
         }
     });
@@ -163,7 +169,7 @@ pub async fn layers(State(core): Node) -> Answer {
     let listed = tokio::task::spawn_blocking(move || store.list()).await;
     let layers = listed
         .map_err(|_| Problem::new(ErrorKind::Internal, "listing the layers failed"))?
-        .map_err(|e| Problem::new(e.kind(), e.to_string()))?;
+        .map_err(|e| store_problem(&e))?;
     json(StatusCode::OK, &LayerList { layers })
 }
 
@@ -186,6 +192,6 @@ pub async fn delete_layer(State(core): Node, Path(text): Path<String>) -> Answer
     deleted
         .await
         .map_err(|_| Problem::new(ErrorKind::Internal, "deleting the layer failed"))?
-        .map_err(|e| Problem::new(e.kind(), e.to_string()))?;
+        .map_err(|e| store_problem(&e))?;
     Ok(no_content())
 }

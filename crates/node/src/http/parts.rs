@@ -5,7 +5,7 @@ use crate::ledger::CommandRecord;
 use crate::node::Core;
 use crate::sandbox::Sandbox;
 use axum::body::Bytes;
-use axum::extract::rejection::{BytesRejection, QueryRejection};
+use axum::extract::rejection::BytesRejection;
 use axum::extract::{FromRequest, FromRequestParts, Path, Query, Request};
 use axum::http::{HeaderValue, StatusCode, header, request};
 use axum::response::{IntoResponse, Response};
@@ -99,8 +99,21 @@ impl<S: Send + Sync, T: DeserializeOwned> FromRequest<S> for Body<T> {
             };
             Problem::new(kind, rejection.body_text())
         })?;
+        // serde takes a list for a structure, field by field.
+        if bytes.trim_ascii_start().first() == Some(&b'[') {
+            return Err(invalid("the body is a list where an object was expected"));
+        }
         serde_json::from_slice(&bytes).map(Self).map_err(|e| invalid(format!("the body is not as expected: {e}")))
     }
+}
+
+/// The last of an error's sources: those around it repeat its text.
+fn innermost(error: &dyn std::error::Error) -> String {
+    let mut last = error;
+    while let Some(source) = last.source() {
+        last = source;
+    }
+    last.to_string()
 }
 
 /// Query parameters; anything wrong with them is a problem document.
@@ -113,8 +126,7 @@ impl<S: Send + Sync, T: DeserializeOwned> FromRequestParts<S> for Params<T> {
     async fn from_request_parts(parts: &mut request::Parts, state: &S) -> Result<Self, Fail> {
         match Query::<T>::from_request_parts(parts, state).await {
             Ok(Query(value)) => Ok(Self(value)),
-            Err(QueryRejection::FailedToDeserializeQueryString(e)) => Err(invalid(e.body_text())),
-            Err(other) => Err(invalid(other.body_text())),
+            Err(rejection) => Err(invalid(format!("query: {}", innermost(&rejection)))),
         }
     }
 }

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import enum
+import logging
 import random
 import time
 from dataclasses import dataclass, field
+
+_log = logging.getLogger("corral")
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,8 +42,8 @@ class Attempts:
     made: int = 0
     began: float = field(default_factory=time.monotonic)
 
-    def wait(self, retry_after: float | None = None) -> float | None:
-        """Seconds to wait before the next attempt, or None when there shall be none."""
+    def wait(self, retry_after: float | None = None, *, why: str = "") -> float | None:
+        """Seconds to wait before the next attempt, or None when there shall be none. With ``why`` it is logged."""
         self.made += 1
         if self.made >= self.policy.attempts:
             return None
@@ -49,7 +52,11 @@ class Attempts:
         if retry_after is not None:
             wait = retry_after + random.uniform(0, max(self.policy.base, retry_after / 2))
         left = self.policy.total - (time.monotonic() - self.began)
-        return wait if wait < left else None
+        if wait >= left:
+            return None
+        if why:
+            _log.info("%s; attempt %d of %d in %.1f s", why, self.made + 1, self.policy.attempts, wait)
+        return wait
 
     def progressed(self) -> None:
         """A stream went on: it may break as often again."""

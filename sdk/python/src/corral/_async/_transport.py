@@ -119,7 +119,7 @@ class AsyncTransport:
                     sent = not isinstance(error, _NOT_SENT)
                     failure: CorralError = _failed(error, self.endpoint.url)
                     again = failure.retryable and (not sent or request.repeat is Repeat.SAFE)
-                    wait = attempts.wait() if again else None
+                    wait = attempts.wait(why=_why(request, failure)) if again else None
                     lost = lost or sent
                 else:
                     try:
@@ -134,7 +134,7 @@ class AsyncTransport:
                         await response.aclose()
                     failure = answer_error(response.status_code, response.headers, body)
                     may = may_repeat(failure, request.repeat)
-                    wait = attempts.wait(failure.retry_after) if may else None
+                    wait = attempts.wait(failure.retry_after, why=_why(request, failure)) if may else None
             finally:
                 pool.busy -= 1
             if wait is None:
@@ -163,6 +163,11 @@ class AsyncTransport:
         pools, self._pools = self._pools, []
         for pool in pools:
             await pool.http.aclose()
+
+
+def _why(request: Request, failure: CorralError) -> str:
+    """For the log: what is sent again, and why."""
+    return f"{request.method} {request.path}: {failure}"
 
 
 def _failed(error: httpx.TransportError, url: str) -> ConnectionFailed:

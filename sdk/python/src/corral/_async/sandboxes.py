@@ -78,7 +78,7 @@ class AsyncSandboxes:
             if isinstance(made, AsyncSandbox):
                 return made
             # That one is gone for good: under a key of the client's own choice another may be made.
-            wait = attempts.wait() if idempotency_key is None else None
+            wait = attempts.wait(why=f"create: {made}") if idempotency_key is None else None
             if wait is None:
                 raise made
             await _backend.sleep(wait)
@@ -122,9 +122,10 @@ class AsyncSandboxes:
             results = [self._item(item) for item in answer["items"]]
             if len(results) != len(bodies):
                 raise ProtocolError(f"{len(results)} results for {len(bodies)} sandboxes")
-            waits = [r.retry_after or 0.0 for r in results if isinstance(r, CorralError) and r.retryable]
+            refused = [r for r in results if isinstance(r, CorralError) and r.retryable]
             # The same keys again: what was created is found, only what was refused is tried again.
-            wait = attempts.wait(max(waits)) if waits else None
+            why = f"{len(refused)} of {len(bodies)} creates: {refused[0]}" if refused else ""
+            wait = attempts.wait(max(r.retry_after or 0.0 for r in refused), why=why) if refused else None
             if wait is None:
                 return results
             await _backend.sleep(wait)

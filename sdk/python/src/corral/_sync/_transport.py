@@ -121,7 +121,7 @@ class Transport:
                     sent = not isinstance(error, _NOT_SENT)
                     failure: CorralError = _failed(error, self.endpoint.url)
                     again = failure.retryable and (not sent or request.repeat is Repeat.SAFE)
-                    wait = attempts.wait() if again else None
+                    wait = attempts.wait(why=_why(request, failure)) if again else None
                     lost = lost or sent
                 else:
                     try:
@@ -136,7 +136,7 @@ class Transport:
                         response.close()
                     failure = answer_error(response.status_code, response.headers, body)
                     may = may_repeat(failure, request.repeat)
-                    wait = attempts.wait(failure.retry_after) if may else None
+                    wait = attempts.wait(failure.retry_after, why=_why(request, failure)) if may else None
             finally:
                 pool.busy -= 1
             if wait is None:
@@ -165,6 +165,11 @@ class Transport:
         pools, self._pools = self._pools, []
         for pool in pools:
             pool.http.close()
+
+
+def _why(request: Request, failure: CorralError) -> str:
+    """For the log: what is sent again, and why."""
+    return f"{request.method} {request.path}: {failure}"
 
 
 def _failed(error: httpx.TransportError, url: str) -> ConnectionFailed:
