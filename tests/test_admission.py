@@ -114,7 +114,7 @@ def test_options_that_make_no_sense(server: Server, words: tuple[str, str]) -> N
 
 def test_the_oldest_output_of_a_sandbox_goes_first() -> None:
     """Many commands that write much do not fill the disk; what is gone is said to be."""
-    with node("--keep-output-mib", "8") as server, server.client() as client:
+    with node("--keep-output-mib", "8") as (server, client):
         box = client.sandboxes.create("bb", limits=TINY)
         write = "head -c 3000000 /dev/zero; echo"
         results = [box.exec(write, step_key=str(n)) for n in range(6)]
