@@ -12,7 +12,7 @@ use serde_json::json;
 use std::path::PathBuf;
 
 /// Raise when the same source would give another stored layer.
-const FORMAT: u32 = 1;
+const FORMAT: u32 = 2;
 
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct Chain {
@@ -22,10 +22,7 @@ pub(crate) struct Chain {
 }
 
 fn path(store: &LayerStore, lower: &[Digest], diff_ids: &[Digest], run_bytes: u64) -> PathBuf {
-    let compression = store.config().compression.as_str();
-    let key = json!({
-        "format": FORMAT, "compression": compression, "run_bytes": run_bytes, "lower": lower, "diff_ids": diff_ids,
-    });
+    let key = json!({"format": FORMAT, "run_bytes": run_bytes, "lower": lower, "diff_ids": diff_ids});
     store.chains_dir().join(format!("{}.json", record::canonical_digest(&key).hex()))
 }
 

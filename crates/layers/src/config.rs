@@ -1,36 +1,13 @@
-//! What the operator and the caller of an import set: compression, limits, thresholds, cancellation.
+//! What the operator and the caller of an import set: limits, thresholds, cancellation.
 
 use corral_api::image::{ImageConfig, ImportProgress};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-
-/// How file data is stored in a layer.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum Compression {
-    /// As it is: fastest to build and to read.
-    #[default]
-    None,
-    /// LZ4: about six tenths of the size.
-    Lz4,
-}
-
-impl Compression {
-    pub(crate) const fn as_str(self) -> &'static str {
-        match self {
-            Self::None => "none",
-            Self::Lz4 => "lz4",
-        }
-    }
-}
 
 /// Settings of a layer store.
 #[derive(Debug, Clone)]
 pub struct LayersConfig {
-    /// How layers are stored.
-    pub compression: Compression,
-    /// The `mkfs.erofs` program, a path or a name looked up in `PATH`.
-    pub mkfs: PathBuf,
     /// Registry hosts (`host` or `host:port`) that may be spoken to without TLS, besides loopback.
     pub plain_http_hosts: Vec<String>,
     /// Layers of a registry image fetched at once.
@@ -39,12 +16,7 @@ pub struct LayersConfig {
 
 impl Default for LayersConfig {
     fn default() -> Self {
-        Self {
-            compression: Compression::None,
-            mkfs: PathBuf::from("mkfs.erofs"),
-            plain_http_hosts: Vec::new(),
-            concurrent_fetches: 3,
-        }
+        Self { plain_http_hosts: Vec::new(), concurrent_fetches: 3 }
     }
 }
 

@@ -4,7 +4,6 @@ use corral_api::digest::Digest;
 use corral_api::problem::ErrorKind;
 use std::io;
 use std::path::{Path, PathBuf};
-use std::time::Duration;
 
 /// Why one entry of an archive or directory is refused.
 #[derive(Debug, thiserror::Error)]
@@ -223,31 +222,14 @@ pub enum ImportError {
     /// It was cancelled.
     #[error("the import was cancelled")]
     Cancelled,
-    /// `mkfs.erofs` cannot be used.
-    #[error("{program}: {reason}", program = .program.display())]
-    MkfsUnusable {
-        /// The program.
-        program: PathBuf,
-        /// Why.
-        reason: String,
-    },
-    /// `mkfs.erofs` failed.
-    #[error("{program} failed ({status}): {stderr}", program = .program.display())]
-    Mkfs {
-        /// The program.
-        program: PathBuf,
-        /// Exit status.
-        status: String,
-        /// The end of its error output.
-        stderr: String,
-    },
-    /// `mkfs.erofs` took too long.
-    #[error("{program} did not end within {limit:?}", program = .program.display())]
-    MkfsTimeout {
-        /// The program.
-        program: PathBuf,
-        /// The bound.
-        limit: Duration,
+    /// The tree has something that no layer can hold.
+    #[error("{path} cannot be stored as a layer", path = .path.display())]
+    Unstorable {
+        /// The tree.
+        path: PathBuf,
+        /// What it has.
+        #[source]
+        source: corral_format::erofs::TreeError,
     },
     /// The store refused.
     #[error(transparent)]
@@ -302,9 +284,7 @@ impl ImportError {
             Self::RegistryNotFound { .. } => ErrorKind::NotFound,
             Self::Registry { .. } => ErrorKind::UpstreamFailed,
             Self::Cancelled => ErrorKind::Conflict,
-            Self::MkfsUnusable { .. } => ErrorKind::Unsupported,
-            Self::Mkfs { .. } => ErrorKind::Internal,
-            Self::MkfsTimeout { .. } => ErrorKind::Timeout,
+            Self::Unstorable { .. } => ErrorKind::InvalidImage,
             Self::Store(e) => e.kind(),
             Self::Mount(e) => e.kind(),
             Self::Io { source, .. } => io_kind(source),

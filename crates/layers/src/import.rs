@@ -3,7 +3,7 @@
 //! ```text
 //! plan ─▶ run known? ──yes──▶ reuse ─┐
 //!           │ no                     ├─▶ next run … ─▶ ImageRecord
-//!           └─▶ apply layers until run_bytes ─▶ mkfs ─▶ publish ─▶ remember
+//!           └─▶ apply layers until run_bytes ─▶ pack ─▶ publish ─▶ remember
 //! ```
 
 use crate::chain::{self, Chain};
@@ -12,6 +12,7 @@ use crate::dircopy::DirCopy;
 use crate::error::ImportError;
 use crate::extract::{Budget, Expected, apply_stream};
 use crate::lower::LowerView;
+use crate::pack;
 use crate::record;
 use crate::source::{self, Content, ImageSource, OpenedImage, SourceLayer};
 use crate::stage::{Stage, StageError};
@@ -110,10 +111,7 @@ impl Import<'_> {
         below: &[LayerRecord],
         budget: &mut Budget,
     ) -> Result<(LayerRecord, usize), ImportError> {
-        let files: Vec<_> = below.iter().map(|l| self.store.path_of(&l.digest)).collect();
-        for layer in below {
-            self.store.check(&layer.digest)?;
-        }
+        let files = below.iter().map(|l| self.store.check(&l.digest)).collect::<Result<Vec<_>, _>>()?;
         let run = self.work.join(format!("run-{first}"));
         let mut stage = Stage::create(&run, LowerView::open(&files)?).map_err(|e| host_error(e, &run))?;
         let before = budget.bytes;
@@ -190,13 +188,9 @@ pub(crate) fn finish_layer(
     (kind, at): (LayerKind, &str),
     cancel: &CancelFlag,
 ) -> Result<LayerRecord, ImportError> {
-    let entries = stage.finish().map_err(|e| host_error(e, run))?;
-    let built = run.with_extension("erofs");
-    store.mkfs()?.build(stage.host_path(), &built, store.config().compression, stage.hole_bytes, cancel)?;
-    if cancel.is_cancelled() {
-        return Err(ImportError::Cancelled);
-    }
-    Ok(store.publish(&built, kind, at, entries)?)
+    stage.finish().map_err(|e| host_error(e, run))?;
+    let packed = pack::pack(stage.host_path(), &run.with_extension("data"), cancel)?;
+    Ok(store.publish(&packed, kind, at)?)
 }
 
 /// Leaves each layer once, where it lies highest: overlayfs refuses a lower directory given twice (`ELOOP`).

@@ -1,11 +1,12 @@
 //! Images and layers on one node: import, build, store, mount and delete.
 //!
-//! A layer is one EROFS file named by the SHA-256 of its bytes. An image is a list of layers and the part of its
+//! A layer is an EROFS image without file data, the data in a file of its own, and a manifest with the digests of both,
+//! whose SHA-256 names the layer (`docs/layer-format.md`). An image is a list of layers and the part of its
 //! configuration that a sandbox honours. This crate owns the directory that layers lie in, the only path by which
 //! bytes from outside become layers, and the mounts through which sandboxes read them:
 //!
 //! ```text
-//! ImageSource ─ source ─▶ tar members ─ extract ─▶ stage ─ mkfs ─▶ EROFS file ─ publish ─▶ LayerStore ─ mount ─▶ lower
+//! ImageSource ─ source ─▶ tar members ─ extract ─▶ stage ─ pack ─▶ metadata, data ─ publish ─▶ LayerStore ─ mount ─▶ lower
 //! ```
 //!
 //! Consecutive source layers are applied in one staging directory (a *run*) and become one stored layer, so that an
@@ -25,8 +26,8 @@ mod extract;
 mod import;
 mod likeness;
 mod lower;
-mod mkfs;
 mod mount;
+mod pack;
 mod paths;
 mod record;
 mod source;
@@ -34,11 +35,10 @@ mod sparse;
 mod stage;
 mod store;
 mod stream;
-mod superblock;
 mod tarstream;
 
 pub use build::{BuildOptions, LayerSource};
-pub use config::{CancelFlag, Compression, ImportOptions, LayersConfig, Limits, ProgressFn};
+pub use config::{CancelFlag, ImportOptions, LayersConfig, Limits, ProgressFn};
 pub use error::{EntryFault, ImportError, MountError, StoreError};
 pub use source::{ImageSource, RegistryAuth};
 pub use store::LayerStore;

@@ -4,11 +4,11 @@
 
 use crate::error::MountError;
 use crate::mount::mount_detached;
+use crate::store::LayerFiles;
 use rustix::fs::{AtFlags, FileType, Mode, OFlags, ResolveFlags, Stat};
 use rustix::io::Errno;
 use rustix::mount::{FsMountFlags, FsOpenFlags, MountAttrFlags};
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
-use std::path::PathBuf;
 
 /// The merged view of some stored layers.
 pub(crate) struct LowerView {
@@ -20,13 +20,13 @@ impl LowerView {
     ///
     /// # Errors
     /// The kernel refuses.
-    pub(crate) fn open(files: &[PathBuf]) -> Result<Option<Self>, MountError> {
+    pub(crate) fn open(files: &[LayerFiles]) -> Result<Option<Self>, MountError> {
         let Some(last) = files.last() else { return Ok(None) };
         let mut mounts = files.iter().map(|file| mount_detached(file)).collect::<Result<Vec<_>, _>>()?;
         if mounts.len() == 1 {
             return Ok(mounts.pop().map(|root| Self { root }));
         }
-        let step = |op| move |e: Errno| MountError::syscall(op, last, e);
+        let step = |op| move |e: Errno| MountError::syscall(op, &last.meta, e);
         let fs = rustix::mount::fsopen("overlay", FsOpenFlags::FSOPEN_CLOEXEC).map_err(step("open an overlay over"))?;
         for mount in mounts.iter().rev() {
             // Descriptors are taken since Linux 6.13, paths since 6.5.

@@ -4,7 +4,7 @@
 //! the one mount. Mounts outlive the process and are taken over by the next.
 
 use crate::error::{MountError, StoreError};
-use crate::store::LayerStore;
+use crate::store::{LayerFiles, LayerStore};
 use corral_api::digest::Digest;
 use rustix::fs::CWD;
 use rustix::io::Errno;
@@ -50,26 +50,27 @@ impl Mounts {
     }
 }
 
-/// Mounts a file as EROFS without attaching it; the mount ends with the descriptor.
+/// Mounts a layer without attaching it; the mount ends with the descriptor.
 ///
 /// # Errors
-/// The kernel refuses; [`MountError::Unsupported`] where it cannot mount from this file at all.
-pub(crate) fn mount_detached(file: &Path) -> Result<OwnedFd, MountError> {
-    // Direct I/O avoids a second copy in the page cache of the file; not every file system offers it.
-    match mount_with(file, true) {
-        Err(MountError::Syscall { .. } | MountError::Unsupported { .. }) => mount_with(file, false),
+/// The kernel refuses; [`MountError::Unsupported`] where it cannot mount from these files at all.
+pub(crate) fn mount_detached(files: &LayerFiles) -> Result<OwnedFd, MountError> {
+    // Direct I/O avoids a second copy in the page cache of the data; not every file system offers it.
+    match mount_with(files, true) {
+        Err(MountError::Syscall { .. } | MountError::Unsupported { .. }) => mount_with(files, false),
         other => other,
     }
 }
 
-fn mount_with(file: &Path, direct_io: bool) -> Result<OwnedFd, MountError> {
-    let step = |op| move |e: Errno| MountError::syscall(op, file, e);
-    let unsupported = |e: Errno| MountError::Unsupported { path: file.to_owned(), source: e.into() };
+fn mount_with(LayerFiles { meta, data }: &LayerFiles, direct_io: bool) -> Result<OwnedFd, MountError> {
+    let step = |op| move |e: Errno| MountError::syscall(op, meta, e);
+    let unsupported = |e: Errno| MountError::Unsupported { path: meta.to_owned(), source: e.into() };
     let fs = rustix::mount::fsopen("erofs", FsOpenFlags::FSOPEN_CLOEXEC).map_err(|e| match e {
         Errno::NODEV | Errno::NOSYS => unsupported(e),
         e => step("open an EROFS mount of")(e),
     })?;
-    rustix::mount::fsconfig_set_string(fs.as_fd(), "source", file).map_err(step("set the source of"))?;
+    rustix::mount::fsconfig_set_string(fs.as_fd(), "source", meta).map_err(step("set the source of"))?;
+    rustix::mount::fsconfig_set_string(fs.as_fd(), "device", data).map_err(step("set the data of"))?;
     if direct_io {
         rustix::mount::fsconfig_set_flag(fs.as_fd(), "directio").map_err(step("set direct I/O of"))?;
     }
@@ -102,12 +103,12 @@ impl LayerStore {
         if is_erofs(&point) {
             return Ok(point);
         }
-        let file = self.check(digest)?;
+        let files = self.check(digest)?;
         match std::fs::create_dir(&point) {
             Err(e) if e.kind() != io::ErrorKind::AlreadyExists => return Err(MountError::syscall("make", &point, e)),
             _ => {}
         }
-        let mount = mount_detached(&file)?;
+        let mount = mount_detached(&files)?;
         rustix::mount::move_mount(mount.as_fd(), "", CWD, &point, MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH)
             .map_err(|e| MountError::syscall("attach a mount at", &point, e))?;
         Ok(point)

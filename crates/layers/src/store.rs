@@ -2,31 +2,33 @@
 //!
 //! ```text
 //! <root>/lock              held while the store is open
-//!        layers/<hex>.erofs  the layer            layers/<hex>.json  its record
+//!        layers/<hex>/      the layer: manifest, meta, data (docs/layer-format.md)
+//!        layers/<hex>.json  its record
 //!        chains/<key>.json   run of diff ids → layer
 //!        staging/            work in progress, emptied on open
 //!        mounts/<hex>        where a layer is mounted
 //! ```
 //!
-//! A layer exists once its record does: the file is synced and renamed first, the record after it. A file without a
-//! record is the leftover of a crash and removed on open.
+//! A layer exists once its record does: its directory is synced and renamed first, the record after it. A directory
+//! without a record is the leftover of a crash and removed on open.
 
 mod publish;
+mod sound;
 
 use crate::config::LayersConfig;
 use crate::error::StoreError;
-use crate::mkfs::Mkfs;
 use crate::mount::Mounts;
-use crate::{ImportError, chain, record, stream, superblock};
+use crate::{chain, record};
 use corral_api::digest::Digest;
 use corral_api::image::LayerRecord;
+use corral_format::manifest::Manifest;
 use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
 use std::fs::{DirBuilder, File};
 use std::io;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 /// What the store keeps of a layer.
@@ -34,8 +36,28 @@ use std::time::{Duration, Instant};
 #[serde(deny_unknown_fields)]
 pub(crate) struct StoredLayer {
     pub(crate) layer: LayerRecord,
-    /// The file as it was when its digest was last computed.
-    pub(crate) mark: FileMark,
+    /// Metadata and data as they were when they were last hashed.
+    pub(crate) marks: [FileMark; 2],
+}
+
+/// The files of a layer that the kernel mounts.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct LayerFiles {
+    /// Metadata.
+    pub(crate) meta: PathBuf,
+    /// Data.
+    pub(crate) data: PathBuf,
+}
+
+impl LayerFiles {
+    pub(crate) fn in_dir(dir: &Path) -> Self {
+        Self { meta: dir.join("meta"), data: dir.join("data") }
+    }
+
+    /// How both are now.
+    pub(crate) fn marks(&self) -> io::Result<[FileMark; 2]> {
+        Ok([FileMark::of(&self.meta.metadata()?), FileMark::of(&self.data.metadata()?)])
+    }
 }
 
 /// Tells whether a file was changed or replaced since: what a write or a copy cannot leave as it was.
@@ -57,7 +79,6 @@ struct Inner {
     root: PathBuf,
     config: LayersConfig,
     _lock: File,
-    mkfs: OnceLock<Mkfs>,
     /// Held while a layer appears or disappears.
     publishing: Mutex<()>,
     mounts: Mounts,
@@ -111,7 +132,7 @@ impl LayerStore {
             Err(e) => return Err(StoreError::io("lock", &lock_path, e)),
         }
         let mounts = Mounts::new(root.join("mounts"));
-        let inner = Inner { root, config, _lock: lock, mkfs: OnceLock::new(), publishing: Mutex::new(()), mounts };
+        let inner = Inner { root, config, _lock: lock, publishing: Mutex::new(()), mounts };
         let store = Self(Arc::new(inner));
         store.clean_staging()?;
         store.clean_layers()?;
@@ -146,9 +167,9 @@ impl LayerStore {
         Ok(out)
     }
 
-    /// Where a layer's file lies; whether it is there is not looked at.
-    pub fn path_of(&self, digest: &Digest) -> PathBuf {
-        self.layers_dir().join(format!("{}.erofs", digest.hex()))
+    /// Where a layer's files lie; whether they are there is not looked at.
+    pub fn dir_of(&self, digest: &Digest) -> PathBuf {
+        self.layers_dir().join(digest.hex().to_string())
     }
 
     /// Deletes a layer and what is remembered of it.
@@ -166,29 +187,26 @@ impl LayerStore {
         if self.is_mounted(digest) {
             return Err(StoreError::Mounted(*digest));
         }
-        // The record first: without it the layer is gone, whatever happens to the file.
-        for path in [self.record_path(digest), self.path_of(digest)] {
-            remove_if_there(&path)?;
-        }
-        record::sync_parent(&self.path_of(digest))?;
+        // The record first: without it the layer is gone, whatever happens to the files.
+        remove_if_there(&self.record_path(digest))?;
+        remove_tree(&self.dir_of(digest))?;
+        record::sync_parent(&self.record_path(digest))?;
         self.clean_chains()
     }
 
-    /// Reads the whole file and compares its digest. Blocks for about a second per GiB.
+    /// Reads the whole layer and compares its digests. Blocks for about a second per GiB.
     ///
     /// # Errors
-    /// [`StoreError::DigestMismatch`] for a corrupt file, [`StoreError::NotFound`] for none.
+    /// [`StoreError::DigestMismatch`] or [`StoreError::Damaged`] for a corrupt layer, [`StoreError::NotFound`] for none.
     pub fn verify(&self, digest: &Digest) -> Result<(), StoreError> {
         let mut stored = self.stored(digest)?;
-        let path = self.path_of(digest);
-        let io = |e: io::Error| StoreError::io("read", &path, e);
-        let before = FileMark::of(&path.metadata().map_err(io)?);
-        let actual = stream::digest_of_file(&path).map_err(io)?;
-        if actual != *digest {
-            return Err(StoreError::DigestMismatch { expected: *digest, actual });
-        }
-        if stored.mark != before {
-            stored.mark = before;
+        let files = LayerFiles::in_dir(&self.dir_of(digest));
+        let io = |e: io::Error| StoreError::io("read", &files.data, e);
+        let before = files.marks().map_err(io)?;
+        let manifest = sound::manifest_of(digest, &self.dir_of(digest))?;
+        sound::check_content(digest, &manifest, &files)?;
+        if stored.marks != before {
+            stored.marks = before;
             let _turn = self.turn();
             // Not again if it was deleted meanwhile.
             if self.record_path(digest).exists() {
@@ -198,26 +216,28 @@ impl LayerStore {
         Ok(())
     }
 
-    /// The cheap check before a mount: size and superblock, and the whole file if it was touched since it was hashed.
-    pub(crate) fn check(&self, digest: &Digest) -> Result<PathBuf, StoreError> {
+    /// The cheap check before a mount: manifest, sizes and superblock, and all content if it was touched since it was
+    /// hashed.
+    pub(crate) fn check(&self, digest: &Digest) -> Result<LayerFiles, StoreError> {
         let stored = self.stored(digest)?;
-        let path = self.path_of(digest);
-        let io = |e: io::Error| StoreError::io("read", &path, e);
-        let damaged = |reason: String| StoreError::Damaged { digest: *digest, reason };
-        let file = match File::open(&path) {
-            Ok(file) => file,
-            Err(e) if e.kind() == io::ErrorKind::NotFound => return Err(damaged("its file is missing".to_owned())),
-            Err(e) => return Err(io(e)),
-        };
-        let meta = file.metadata().map_err(io)?;
-        if meta.len() != stored.layer.size_bytes {
-            return Err(damaged(format!("{} bytes instead of {}", meta.len(), stored.layer.size_bytes)));
-        }
-        superblock::check(&file).map_err(io)?.map_err(|reason| damaged(reason.to_owned()))?;
-        if FileMark::of(&meta) != stored.mark {
+        let dir = self.dir_of(digest);
+        let files = LayerFiles::in_dir(&dir);
+        let manifest = sound::manifest_of(digest, &dir)?;
+        sound::check_shape(digest, &manifest, &files)?;
+        let marks = files.marks().map_err(|e| StoreError::io("read", &files.data, e))?;
+        if marks != stored.marks {
             self.verify(digest)?;
         }
-        Ok(path)
+        Ok(files)
+    }
+
+    /// What a layer is made of.
+    ///
+    /// # Errors
+    /// [`StoreError::NotFound`], or its manifest is damaged.
+    pub fn manifest(&self, digest: &Digest) -> Result<Manifest, StoreError> {
+        self.stored(digest)?;
+        sound::manifest_of(digest, &self.dir_of(digest))
     }
 
     pub(crate) fn config(&self) -> &LayersConfig {
@@ -226,14 +246,6 @@ impl LayerStore {
 
     pub(crate) fn mounts(&self) -> &Mounts {
         &self.0.mounts
-    }
-
-    pub(crate) fn mkfs(&self) -> Result<&Mkfs, ImportError> {
-        if let Some(mkfs) = self.0.mkfs.get() {
-            return Ok(mkfs);
-        }
-        let probed = Mkfs::probe(&self.0.config.mkfs)?;
-        Ok(self.0.mkfs.get_or_init(|| probed))
     }
 
     pub(crate) fn layers_dir(&self) -> PathBuf {
@@ -274,10 +286,8 @@ impl LayerStore {
 
     fn clean_layers(&self) -> Result<(), StoreError> {
         for path in files(&self.layers_dir())? {
-            if let Some(digest) = digest_of_name(&path, "erofs")
-                && !self.record_path(&digest).exists()
-            {
-                remove_if_there(&path)?;
+            if path.is_dir() && !path.with_extension("json").exists() {
+                remove_tree(&path)?;
             }
         }
         Ok(())
@@ -308,6 +318,13 @@ pub(crate) fn digest_of_name(path: &Path, extension: &str) -> Option<Digest> {
         format!("sha256:{}", path.file_stem()?.to_str()?).parse().ok()
     } else {
         None
+    }
+}
+
+pub(crate) fn remove_tree(path: &Path) -> Result<(), StoreError> {
+    match std::fs::remove_dir_all(path) {
+        Err(e) if e.kind() != io::ErrorKind::NotFound => Err(StoreError::io("remove", path, e)),
+        _ => Ok(()),
     }
 }
 

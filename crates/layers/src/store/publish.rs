@@ -1,47 +1,58 @@
-//! Turning a finished EROFS file in the staging directory into a layer.
+//! Turning what was packed in the staging directory into a layer.
 
-use super::{FileMark, LayerStore, StoredLayer};
+use super::{LayerFiles, LayerStore, StoredLayer, remove_tree};
 use crate::error::StoreError;
-use crate::{record, stream};
+use crate::pack::Packed;
+use crate::record;
 use corral_api::digest::Digest;
 use corral_api::image::{LayerKind, LayerRecord};
-use std::io;
+use std::fs::File;
+use std::io::{self, Write};
 use std::path::Path;
 
 impl LayerStore {
-    /// Publishes a synced file of the staging directory; an equal layer that is there already is used instead.
+    /// Publishes what was packed; an equal layer that is there already is used instead.
     ///
     /// # Errors
     /// The host refuses; nothing is visible then.
-    pub(crate) fn publish(
-        &self,
-        built: &Path,
-        kind: LayerKind,
-        at: &str,
-        entries: u64,
-    ) -> Result<LayerRecord, StoreError> {
-        let io = |e: io::Error| StoreError::io("publish", built, e);
-        let digest = stream::digest_of_file(built).map_err(io)?;
-        let meta = built.metadata().map_err(io)?;
-        let layer = LayerRecord { digest, kind, at: at.to_owned(), size_bytes: meta.len(), entries };
+    pub(crate) fn publish(&self, packed: &Packed, kind: LayerKind, at: &str) -> Result<LayerRecord, StoreError> {
+        let io = |e: io::Error| StoreError::io("publish", &packed.data, e);
+        let manifest = packed.manifest.encode();
+        let digest = Digest::of(&manifest);
+        let size_bytes = packed.manifest.size();
+        let layer = LayerRecord { digest, kind, at: at.to_owned(), size_bytes, entries: packed.entries };
+        // Outside of the store's turn: others publish while the disk is slow.
+        let made = packed.data.with_extension("layer");
+        std::fs::create_dir(&made).map_err(io)?;
+        let files = LayerFiles::in_dir(&made);
+        write_synced(&made.join("manifest"), &manifest)?;
+        write_synced(&files.meta, &packed.meta)?;
+        std::fs::rename(&packed.data, &files.data).map_err(io)?;
+        File::open(&made).and_then(|dir| dir.sync_all()).map_err(io)?;
         let _turn = self.turn();
         if self.holds_sound(&digest) {
-            std::fs::remove_file(built).map_err(io)?;
+            remove_tree(&made)?;
             return Ok(layer);
         }
-        let path = self.path_of(&digest);
-        std::fs::rename(built, &path).map_err(|e| StoreError::io("publish", &path, e))?;
+        let path = self.dir_of(&digest);
+        remove_tree(&path)?;
+        std::fs::rename(&made, &path).map_err(|e| StoreError::io("publish", &path, e))?;
         record::sync_parent(&path)?;
-        let stored = StoredLayer { layer: layer.clone(), mark: FileMark::of(&meta) };
+        let marks = LayerFiles::in_dir(&path).marks().map_err(io)?;
+        let stored = StoredLayer { layer: layer.clone(), marks };
         record::write(&self.record_path(&digest), &self.staging_dir(), &stored)?;
         Ok(layer)
     }
 
     /// Whether the layer is there and untouched, or touched but still itself.
     fn holds_sound(&self, digest: &Digest) -> bool {
-        let Ok(stored) = self.stored(digest) else { return false };
-        let path = self.path_of(digest);
-        let Ok(meta) = path.metadata() else { return false };
-        FileMark::of(&meta) == stored.mark || stream::digest_of_file(&path).is_ok_and(|actual| actual == *digest)
+        self.stored(digest).is_ok() && self.check(digest).is_ok()
     }
+}
+
+fn write_synced(path: &Path, bytes: &[u8]) -> Result<(), StoreError> {
+    let io = |e: io::Error| StoreError::io("write", path, e);
+    let mut file = File::create_new(path).map_err(io)?;
+    file.write_all(bytes).map_err(io)?;
+    file.sync_data().map_err(io)
 }

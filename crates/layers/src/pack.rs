@@ -1,0 +1,44 @@
+//! Making a layer of a directory tree: its metadata, its data and its manifest. Equal trees give equal bytes.
+//!
+//! The tree must not change meanwhile. It is walked with one descriptor, so its depth does not matter.
+
+mod content;
+mod walk;
+
+use crate::config::CancelFlag;
+use crate::error::ImportError;
+use content::Content;
+use corral_format::BLOCK;
+use corral_format::erofs::{self, TreeError};
+use corral_format::manifest::Manifest;
+use std::fs::OpenOptions;
+use std::path::{Path, PathBuf};
+
+/// A layer in files of its own, synced, not yet published.
+#[derive(Debug)]
+pub(crate) struct Packed {
+    pub(crate) manifest: Manifest,
+    pub(crate) meta: Vec<u8>,
+    pub(crate) data: PathBuf,
+    /// Entries below the root.
+    pub(crate) entries: u64,
+}
+
+/// Makes a layer of the tree at `source`, with its data in the file `data`, which must not exist.
+///
+/// # Errors
+/// The tree cannot be read, has something no layer holds, or the host refuses; `cancel` was set.
+pub(crate) fn pack(source: &Path, data: &Path, cancel: &CancelFlag) -> Result<Packed, ImportError> {
+    let io = |e| ImportError::io("make", data, e);
+    let file = OpenOptions::new().create_new(true).write(true).open(data).map_err(io)?;
+    let mut content = Content::new(&file);
+    let walked = walk::walk(source, &mut content, cancel)?;
+    let chunks = content.finish().map_err(io)?;
+    let blocks = chunks.iter().map(|(len, _)| u64::from(*len).div_ceil(BLOCK)).sum();
+    let shown = |e: TreeError| ImportError::Unstorable { path: source.to_owned(), source: e };
+    let meta = erofs::write(&walked.tree, blocks).map_err(shown)?;
+    let manifest =
+        Manifest::new(&meta, chunks).map_err(|e| ImportError::io("describe", source, std::io::Error::other(e)))?;
+    file.sync_data().map_err(io)?;
+    Ok(Packed { manifest, meta, data: data.to_owned(), entries: walked.entries })
+}
