@@ -31,7 +31,7 @@ pub(super) fn place(
     replace: bool,
     given_up: &AtomicBool,
 ) -> Result<Put, StoreError> {
-    let io = |errno: Errno| StoreError::io("put", key.as_str(), errno);
+    let io = |errno: Errno| failed("put", key.as_str(), errno);
     let dir = root.dir();
     let parents = Parents::ensure(&dir, key).map_err(io)?;
     if !replace && parents.holds().map_err(io)? {
@@ -57,7 +57,7 @@ pub(super) fn place(
 
 /// Does everything a put does but for an object that nobody sees, and takes it away again.
 pub(super) fn rehearse(root: &Root) -> Result<(), StoreError> {
-    let io = |errno: Errno| StoreError::io("check", TEMP_DIR, errno);
+    let io = |errno: Errno| failed("check", TEMP_DIR, errno);
     let dir = root.dir();
     let mut temp = Temp::create(&dir).map_err(io)?;
     rustix::fs::fsync(&temp.file).map_err(io)?;
@@ -211,11 +211,21 @@ fn appear(
                 Errno::INVAL | Errno::NOSYS | Errno::OPNOTSUPP => StoreError::Unsupported {
                     what: "its file system has neither hard links nor renames that replace nothing".into(),
                 },
-                errno => StoreError::io(op, key, errno),
+                errno => failed(op, key, errno),
             })
         }
-        Err(errno) => Err(StoreError::io(op, key, errno)),
+        Err(errno) => Err(failed(op, key, errno)),
     }
+}
+
+/// The error of a put. That something is not there is no answer to it: a directory or the temporary file was taken away
+/// (by a sweep, after a writer slept for long), and another try makes them again.
+fn failed(op: &'static str, key: &str, errno: Errno) -> StoreError {
+    if errno == Errno::NOENT {
+        let source = io::Error::other("what was being put was taken away");
+        return StoreError::Io { op, key: key.to_owned(), source };
+    }
+    StoreError::io(op, key, errno)
 }
 
 /// Moves the file to its name, unless that is taken.
@@ -255,5 +265,16 @@ mod tests {
         assert_eq!((put(b"first"), put(b"second")), (Put::Created, Put::Existed));
         assert_eq!(std::fs::read(dir.path().join("object")).expect("a file"), b"first");
         assert_eq!(std::fs::read_dir(dir.path().join(TEMP_DIR)).expect("a directory").count(), 0);
+    }
+
+    #[test]
+    fn a_put_that_was_swept_may_be_tried_again() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let root = Root::open(dir.path()).expect("a store");
+        let mut temp = Temp::create(&root.dir()).expect("a file");
+        assert_eq!(crate::posix::sweep::sweep(&root, std::time::Duration::ZERO).expect("a sweep"), 1);
+        let error =
+            appear(&mut temp, "put", "object", Some(root.dir().as_fd()), "object").expect_err("nothing to link");
+        assert!(error.is_retryable(), "{error}");
     }
 }
