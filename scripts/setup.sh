@@ -4,7 +4,6 @@ source "$(dirname "$0")/lib.sh"
 
 packages=(
   btrfs-progs        # the space for writable layers
-  erofs-utils        # mkfs.erofs, which builds layers
   busybox-static     # small images of the tests
   mmdebstrap         # Debian base images of the demo and the tests
   skopeo docker-registry  # the tests import from a real registry
@@ -24,7 +23,7 @@ if command -v dpkg-query >/dev/null; then
     apt-get install -y -qq --no-install-recommends "${missing[@]}" >/dev/null
   fi
 else
-  for program in mkfs.erofs mkfs.btrfs gcc make python3; do
+  for program in mkfs.btrfs gcc make python3; do
     command -v "$program" >/dev/null || fail "$program is missing: install it with this system's package manager"
   done
 fi

@@ -181,7 +181,8 @@ fn directories_of_any_size_are_found_by_name_and_listed() {
         let mut listed: Vec<String> =
             fs::read_dir(mounted.at("")).unwrap().map(|e| e.unwrap().file_name().into_string().unwrap()).collect();
         let mut sorted = names.clone();
-        (listed.sort(), sorted.sort());
+        listed.sort();
+        sorted.sort();
         assert_eq!(listed, sorted, "{count}");
         for name in names.iter().step_by(names.len() / 50 + 1) {
             assert_eq!(fs::read(mounted.at(name)).unwrap(), b"one", "{name}");

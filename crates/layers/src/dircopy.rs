@@ -145,7 +145,7 @@ impl DirCopy<'_> {
                 let source = File::from(source);
                 // No more than the size counted above, should the file be growing.
                 let mut bounded = std::io::Read::take(&source, u64::try_from(stat.st_size).unwrap_or(0));
-                stage.hole_bytes += write_holes(&target, &mut bounded, 0)?;
+                write_holes(&target, &mut bounded)?;
                 stage.finish_file(&target, &self.meta(&fd, &stat)?)?;
             }
         }

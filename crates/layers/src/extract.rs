@@ -9,7 +9,7 @@ use crate::stream::{self, Codec, Meter, StreamFault};
 use crate::tarstream::{Member, MemberKind, TarError, TarReader};
 use corral_api::digest::Digest;
 use std::fs::File;
-use std::io::{self, Read, Write};
+use std::io::{self, Read};
 use std::os::unix::fs::FileExt;
 
 /// What was unpacked so far, against the bounds of the whole import.
@@ -251,17 +251,11 @@ fn put(
             match &member.sparse {
                 Some(map) => {
                     file.set_len(member.size)?;
-                    let mut data = 0;
                     for (offset, length) in map {
                         copy_exact(&file, tar, *offset, *length)?;
-                        data += length;
                     }
-                    stage.hole_bytes += member.size - data;
                 }
-                None => {
-                    let holes = write_holes(&file, tar, 0)?;
-                    stage.hole_bytes += holes;
-                }
+                None => write_holes(&file, tar)?,
             }
             stage.finish_file(&file, &meta)
         }
@@ -290,26 +284,22 @@ fn copy_exact(file: &File, reader: &mut impl Read, offset: u64, length: u64) -> 
 /// Runs of zeros shorter than this are written as data.
 const HOLE: usize = 64 << 10;
 
-/// Copies a stream into a new file, leaving aligned runs of 64 KiB of zeros as holes: what is a hole then depends on
-/// the content alone, not on how the archive stored it. Returns the bytes left as holes.
-pub(crate) fn write_holes(mut file: &File, reader: &mut impl Read, start: u64) -> io::Result<u64> {
+/// Copies a stream into a new file, leaving aligned runs of 64 KiB of zeros as holes.
+pub(crate) fn write_holes(file: &File, reader: &mut impl Read) -> io::Result<()> {
     let mut buf = vec![0; HOLE];
-    let (mut offset, mut holes) = (start, 0);
+    let (mut offset, mut ends_in_hole) = (0, false);
     loop {
         let n = read_full(reader, &mut buf)?;
         if n == HOLE && buf.iter().all(|b| *b == 0) {
-            holes += n as u64;
+            ends_in_hole = true;
         } else if n > 0 {
             file.write_all_at(&buf[..n], offset)?;
+            ends_in_hole = false;
         }
         offset += n as u64;
         if n < HOLE {
             break;
         }
     }
-    file.flush()?;
-    if holes > 0 {
-        file.set_len(offset)?;
-    }
-    Ok(holes)
+    if ends_in_hole { file.set_len(offset) } else { Ok(()) }
 }

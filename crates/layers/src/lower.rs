@@ -22,7 +22,7 @@ impl LowerView {
     /// The kernel refuses.
     pub(crate) fn open(files: &[LayerFiles]) -> Result<Option<Self>, MountError> {
         let Some(last) = files.last() else { return Ok(None) };
-        let mut mounts = files.iter().map(|file| mount_detached(file)).collect::<Result<Vec<_>, _>>()?;
+        let mut mounts = files.iter().map(mount_detached).collect::<Result<Vec<_>, _>>()?;
         if mounts.len() == 1 {
             return Ok(mounts.pop().map(|root| Self { root }));
         }

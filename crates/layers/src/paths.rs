@@ -4,7 +4,7 @@ use crate::error::EntryFault;
 
 /// Longest path accepted, in bytes. `PATH_MAX` is 4096 and a staging directory's own path comes before it.
 pub(crate) const MAX_PATH_BYTES: usize = 3584;
-/// Most directories above an entry; `mkfs.erofs` recurses once for each with a path buffer on its stack.
+/// Most directories above an entry.
 pub(crate) const MAX_DEPTH: usize = 1024;
 const NAME_MAX: usize = 255;
 

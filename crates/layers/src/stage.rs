@@ -1,4 +1,4 @@
-//! The staging directory of one run: where entries of source layers are put, in order, until `mkfs.erofs` reads it.
+//! The staging directory of one run: where entries of source layers are put, in order, until it is packed.
 //!
 //! Every path is resolved component by component inside the image (stage first, stored layers beneath second), links
 //! included, as if the stage were the root directory: nothing an archive holds can make it lead out. What is resolved
@@ -79,8 +79,6 @@ pub(crate) struct Stage {
     last: Option<(Vec<u8>, Dir)>,
     /// Directories made because something lies in them.
     implied: u64,
-    /// Bytes in holes of files.
-    pub(crate) hole_bytes: u64,
 }
 
 impl Stage {
@@ -101,7 +99,6 @@ impl Stage {
             dir_times: BTreeMap::new(),
             last: None,
             implied: 0,
-            hole_bytes: 0,
         };
         let meta = stage.implied_meta(b"")?;
         stage.set_dir_meta(&stage.root_dir(), &meta)?;

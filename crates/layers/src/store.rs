@@ -169,7 +169,7 @@ impl LayerStore {
 
     /// Where a layer's files lie; whether they are there is not looked at.
     pub fn dir_of(&self, digest: &Digest) -> PathBuf {
-        self.layers_dir().join(digest.hex().to_string())
+        self.layers_dir().join(digest.hex())
     }
 
     /// Deletes a layer and what is remembered of it.
@@ -201,9 +201,9 @@ impl LayerStore {
     pub fn verify(&self, digest: &Digest) -> Result<(), StoreError> {
         let mut stored = self.stored(digest)?;
         let files = LayerFiles::in_dir(&self.dir_of(digest));
-        let io = |e: io::Error| StoreError::io("read", &files.data, e);
-        let before = files.marks().map_err(io)?;
         let manifest = sound::manifest_of(digest, &self.dir_of(digest))?;
+        sound::check_shape(digest, &manifest, &files)?;
+        let before = files.marks().map_err(|e| StoreError::io("read", &files.data, e))?;
         sound::check_content(digest, &manifest, &files)?;
         if stored.marks != before {
             stored.marks = before;

@@ -5,9 +5,7 @@ use crate::error::ImportError;
 use corral_api::digest::Digest;
 use sha2::{Digest as _, Sha256};
 use std::cell::RefCell;
-use std::fs::File;
 use std::io::{self, BufReader, Read};
-use std::path::Path;
 use std::rc::Rc;
 
 /// Why a wrapped reader stopped; carried through `io::Error` and taken out again by [`classify`].
@@ -145,20 +143,4 @@ pub(crate) fn decode<'a>(mut inner: impl Read + 'a, codec: Option<Codec>) -> io:
             Box::new(BufReader::with_capacity(256 << 10, decoder))
         }
     })
-}
-
-/// Digest of a whole file.
-///
-/// # Errors
-/// The file cannot be read.
-pub(crate) fn digest_of_file(path: &Path) -> io::Result<Digest> {
-    let mut file = File::open(path)?;
-    let mut hasher = Sha256::new();
-    let mut buf = vec![0; 1 << 20];
-    loop {
-        match file.read(&mut buf)? {
-            0 => return Ok(Digest::from_bytes(hasher.finalize().into())),
-            n => hasher.update(&buf[..n]),
-        }
-    }
 }

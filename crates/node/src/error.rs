@@ -47,9 +47,7 @@ pub fn runtime_problem(error: &RuntimeError) -> Problem {
 pub fn import_problem(error: &ImportError) -> Problem {
     let message = match error {
         ImportError::Io { op, source, .. } => format!("the node cannot {op} a file it needs: {source}"),
-        ImportError::Mkfs { status, .. } => format!("mkfs.erofs failed on the node ({status})"),
-        ImportError::MkfsUnusable { reason, .. } => format!("mkfs.erofs cannot be used on the node: {reason}"),
-        ImportError::MkfsTimeout { limit, .. } => format!("mkfs.erofs did not end within {limit:?} on the node"),
+        ImportError::Unstorable { source, .. } => format!("the content cannot be stored as a layer: {source}"),
         ImportError::Store(store) | ImportError::Mount(MountError::Store(store)) => store_message(store),
         ImportError::Mount(MountError::Unsupported { .. }) => "the node cannot mount layers from files".into(),
         ImportError::Mount(MountError::Syscall { op, source, .. }) => {
@@ -92,7 +90,7 @@ mod tests {
             ImportError::Io { op: "make", path: path(), source: io() },
             ImportError::Store(StoreError::Io { op: "make", path: path(), source: io() }),
             ImportError::Mount(MountError::Syscall { op: "mount", path: path(), source: io() }),
-            ImportError::Mkfs { program: path(), status: "exit status: 1".into(), stderr: "/var/lib/secret".into() },
+            ImportError::Unstorable { path: path(), source: corral_format::erofs::TreeError::LinkTarget(0) },
         ] {
             let problem = import_problem(&error);
             assert_eq!(problem.kind, error.kind());

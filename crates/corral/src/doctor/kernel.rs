@@ -33,7 +33,6 @@ pub(super) fn rows() -> Vec<Row> {
         useful("zram", UNUSED, zram()),
         useful("open files", "fewer sandboxes at a time", open_files()),
         useful("pid_max", "fewer processes at a time", number("/proc/sys/kernel/pid_max", PIDS)),
-        needed("mkfs.erofs", "no image can be imported", tool("mkfs.erofs", "erofs-utils")),
     ]
 }
 

@@ -1,6 +1,5 @@
 //! Metadata of staged entries: modes, owners, times and the extended attributes that images keep.
 
-use super::remove::names;
 use super::{Dir, Stage, StageError};
 use crate::error::EntryFault;
 use crate::paths;
@@ -162,7 +161,7 @@ impl Stage {
                 let flags = OFlags::CREATE | OFlags::EXCL | OFlags::WRONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
                 let target = rustix::fs::openat(&*parent.fd, name, flags, Mode::from_raw_mode(0o600))?;
                 let target = File::from(target);
-                self.hole_bytes += crate::extract::write_holes(&target, &mut File::from(source), 0)?;
+                crate::extract::write_holes(&target, &mut File::from(source))?;
                 self.finish_file(&target, &meta)?;
             }
             FileType::Symlink => {
@@ -179,17 +178,15 @@ impl Stage {
         Ok(Some(()))
     }
 
-    /// Gives all directories their times. Call when everything is put. Returns the number of entries, root excluded.
-    pub(crate) fn finish(&mut self) -> Result<u64, StageError> {
+    /// Gives all directories their times. Call when everything is put.
+    pub(crate) fn finish(&mut self) -> Result<(), StageError> {
         let times = std::mem::take(&mut self.dir_times);
-        let mut entries = 0;
         // Deepest first is not needed: setting a directory's times does not change its parent's.
         for (path, mtime) in &times {
             let fd = self.open_dir(path)?;
-            entries += names(&fd)?.len() as u64;
             rustix::fs::futimens(&*fd, &timestamps(*mtime))?;
         }
-        Ok(entries)
+        Ok(())
     }
 }
 

@@ -64,7 +64,6 @@ pub(super) fn check_shape(digest: &Digest, manifest: &Manifest, files: &LayerFil
 /// # Errors
 /// What differs.
 pub(super) fn check_content(digest: &Digest, manifest: &Manifest, files: &LayerFiles) -> Result<(), StoreError> {
-    check_shape(digest, manifest, files)?;
     let io = |path: &Path| {
         let path = path.to_owned();
         move |e: io::Error| StoreError::io("read", &path, e)
