@@ -25,6 +25,11 @@ impl Digest {
         Self(bytes)
     }
 
+    /// Its 32 raw bytes.
+    pub const fn as_bytes(&self) -> &[u8; 32] {
+        &self.0
+    }
+
     /// The 64 hex digits without the algorithm; safe as a file name.
     pub fn hex(&self) -> String {
         data_encoding::HEXLOWER.encode(&self.0)

@@ -7,6 +7,8 @@ use crate::read::{self, Reader};
 const MAGIC: &[u8; 8] = b"CORRALPL";
 const VERSION: u32 = 1;
 const WHAT: &str = "table of places";
+/// Bytes of the BLAKE3 at the end: against damage, not against malice.
+const CHECKSUM: usize = 32;
 /// Where one chunk lies.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Place {
@@ -43,6 +45,7 @@ impl Places {
             out.extend(place.offset.to_le_bytes());
             out.extend(place.stored.to_le_bytes());
         }
+        out.extend(blake3::hash(&out).as_bytes());
         out
     }
 
@@ -51,7 +54,11 @@ impl Places {
     /// # Errors
     /// They are not such a table.
     pub fn decode(bytes: &[u8]) -> Result<Self, FormatError> {
+        let (bytes, sum) = bytes.split_last_chunk::<CHECKSUM>().ok_or(FormatError::Length(WHAT))?;
         let mut reader = Reader::open(bytes, WHAT, MAGIC, VERSION)?;
+        if blake3::hash(bytes).as_bytes() != sum {
+            return Err(reader.unsound("its checksum is wrong"));
+        }
         let (packs, chunks) = (reader.u32()?, reader.u32()?);
         reader.left_is(u64::from(packs) * 32 + u64::from(chunks) * 16)?;
         let packs: Vec<Hash> = (0..packs).map(|_| reader.take()).collect::<Result<_, _>>()?;
@@ -71,13 +78,21 @@ impl Places {
         read::pack(&self.encode())
     }
 
+    /// Reads a frame of a store whose layer is not known, of at most `most` bytes unpacked.
+    ///
+    /// # Errors
+    /// As [`Self::decode`].
+    pub fn unpack_any(frame: &[u8], most: usize) -> Result<Self, FormatError> {
+        Self::decode(&read::unpack(frame, WHAT, most)?)
+    }
+
     /// Reads a frame of a store, for a layer of so many chunks.
     ///
     /// # Errors
     /// As [`Self::decode`], or it is the table of another layer.
     pub fn unpack(frame: &[u8], chunks: usize) -> Result<Self, FormatError> {
         // At worst every chunk lies in a pack of its own.
-        let places = Self::decode(&read::unpack(frame, WHAT, 20 + chunks * (32 + 16))?)?;
+        let places = Self::decode(&read::unpack(frame, WHAT, 20 + chunks * (32 + 16) + CHECKSUM)?)?;
         if places.chunks.len() == chunks { Ok(places) } else { Err(FormatError::Length(WHAT)) }
     }
 }

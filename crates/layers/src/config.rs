@@ -12,11 +12,13 @@ pub struct LayersConfig {
     pub plain_http_hosts: Vec<String>,
     /// Layers of a registry image fetched at once.
     pub concurrent_fetches: usize,
+    /// Whether a server of lazy reads offers the data of layers that are not wholly here, below `lazy/`.
+    pub lazy_reads: bool,
 }
 
 impl Default for LayersConfig {
     fn default() -> Self {
-        Self { plain_http_hosts: Vec::new(), concurrent_fetches: 3 }
+        Self { plain_http_hosts: Vec::new(), concurrent_fetches: 3, lazy_reads: false }
     }
 }
 

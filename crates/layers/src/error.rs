@@ -321,6 +321,9 @@ pub enum StoreError {
         /// What differs.
         reason: String,
     },
+    /// Its data is elsewhere, and nothing reads it from there.
+    #[error("layer {0} is not wholly on this node, and nothing fetches what is missing")]
+    NotServed(Digest),
     /// Another process holds the store.
     #[error("{path} is held by another process", path = .0.display())]
     Locked(PathBuf),
@@ -356,7 +359,7 @@ impl StoreError {
             Self::NotFound(_) => ErrorKind::NotFound,
             Self::InUse(_) | Self::Mounted(_) => ErrorKind::Conflict,
             Self::DigestMismatch { .. } | Self::Damaged { .. } => ErrorKind::DigestMismatch,
-            Self::Locked(_) => ErrorKind::Unavailable,
+            Self::Locked(_) | Self::NotServed(_) => ErrorKind::Unavailable,
             Self::Record { .. } => ErrorKind::StorageError,
             Self::Io { source, .. } => io_kind(source),
         }
@@ -407,7 +410,7 @@ impl MountError {
     }
 }
 
-fn io_kind(e: &io::Error) -> ErrorKind {
+pub(crate) fn io_kind(e: &io::Error) -> ErrorKind {
     match e.kind() {
         io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => ErrorKind::InsufficientStorage,
         _ => ErrorKind::StorageError,

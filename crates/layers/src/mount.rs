@@ -45,8 +45,19 @@ impl Mounts {
         Hold(Arc::clone(turns.entry(*digest).or_default()))
     }
 
+    /// Where a layer is mounted from its own data.
     fn point(&self, digest: &Digest) -> PathBuf {
         self.dir.join(digest.hex())
+    }
+
+    /// Where it is mounted from data that is fetched as it is read. Such a mount stays until it is unused, also when
+    /// the data is here: its readers cannot be moved.
+    fn lazy_point(&self, digest: &Digest) -> PathBuf {
+        self.dir.join(format!("{}.lazy", digest.hex()))
+    }
+
+    fn points(&self, digest: &Digest) -> [PathBuf; 2] {
+        [self.point(digest), self.lazy_point(digest)]
     }
 }
 
@@ -99,7 +110,8 @@ impl LayerStore {
 
     /// Mounts a layer whose turn the caller holds.
     fn mount_held(&self, digest: &Digest) -> Result<PathBuf, MountError> {
-        let point = self.mounts().point(digest);
+        let complete = self.is_complete(digest)?;
+        let point = if complete { self.mounts().point(digest) } else { self.mounts().lazy_point(digest) };
         if is_erofs(&point) {
             return Ok(point);
         }
@@ -130,7 +142,7 @@ impl LayerStore {
 
     /// Whether a layer is mounted.
     pub fn is_mounted(&self, digest: &Digest) -> bool {
-        is_erofs(&self.mounts().point(digest))
+        self.mounts().points(digest).iter().any(|point| is_erofs(point))
     }
 
     /// Unmounts every layer that `in_use` does not name. Clones given out stay valid. Goes on past failures.
@@ -147,9 +159,11 @@ impl LayerStore {
             if in_use(&digest) {
                 continue;
             }
-            match unmount(&self.mounts().point(&digest)) {
-                Ok(()) => done.push(digest),
-                Err(e) => failed.push(e),
+            let errors = self.mounts().points(&digest).into_iter().filter_map(|point| unmount(&point).err());
+            let before = failed.len();
+            failed.extend(errors);
+            if failed.len() == before {
+                done.push(digest);
             }
         }
         if failed.is_empty() { Ok(done) } else { Err(failed) }
@@ -171,7 +185,7 @@ impl LayerStore {
             .split(|b| *b == b'\n')
             .filter_map(mount_point)
             .filter(|point| point.parent() == Some(&self.mounts().dir))
-            .filter_map(|point| format!("sha256:{}", point.file_name()?.to_str()?).parse().ok())
+            .filter_map(|point| format!("sha256:{}", point.file_stem()?.to_str()?).parse().ok())
             .collect();
         out.sort();
         out.dedup();
@@ -183,10 +197,13 @@ impl LayerStore {
         let mounted =
             self.mounted().map_err(|e| StoreError::io("list", "/proc/self/mountinfo", io::Error::other(e)))?;
         for digest in mounted {
-            if self.get(&digest).is_err()
-                && let Err(e) = unmount(&self.mounts().point(&digest))
-            {
-                tracing::warn!(%digest, error = %e, "mount of an unknown layer stays");
+            if self.get(&digest).is_ok() {
+                continue;
+            }
+            for point in self.mounts().points(&digest) {
+                if let Err(e) = unmount(&point) {
+                    tracing::warn!(%digest, error = %e, "mount of an unknown layer stays");
+                }
             }
         }
         Ok(())

@@ -12,8 +12,11 @@
 //! A layer exists once its record does: its directory is synced and renamed first, the record after it. A directory
 //! without a record is the leftover of a crash and removed on open.
 
+mod arrive;
 mod publish;
 mod sound;
+
+pub(crate) use arrive::Arrival;
 
 use crate::config::LayersConfig;
 use crate::error::StoreError;
@@ -36,8 +39,8 @@ use std::time::{Duration, Instant};
 #[serde(deny_unknown_fields)]
 pub(crate) struct StoredLayer {
     pub(crate) layer: LayerRecord,
-    /// Metadata and data as they were when they were last hashed.
-    pub(crate) marks: [FileMark; 2],
+    /// Metadata and data as they were when they were last hashed; nothing while data is missing.
+    pub(crate) marks: Option<[FileMark; 2]>,
 }
 
 /// The files of a layer that the kernel mounts.
@@ -204,9 +207,13 @@ impl LayerStore {
         let manifest = sound::manifest_of(digest, &self.dir_of(digest))?;
         sound::check_shape(digest, &manifest, &files)?;
         let before = files.marks().map_err(|e| StoreError::io("read", &files.data, e))?;
-        sound::check_content(digest, &manifest, &files)?;
-        if stored.marks != before {
-            stored.marks = before;
+        let present = self.presence(digest, &manifest)?;
+        sound::check_content(digest, &manifest, &files, present.as_deref())?;
+        if !self.is_complete(digest)? {
+            return Ok(());
+        }
+        if stored.marks != Some(before) {
+            stored.marks = Some(before);
             let _turn = self.turn();
             // Not again if it was deleted meanwhile.
             if self.record_path(digest).exists() {
@@ -224,8 +231,15 @@ impl LayerStore {
         let files = LayerFiles::in_dir(&dir);
         let manifest = sound::manifest_of(digest, &dir)?;
         sound::check_shape(digest, &manifest, &files)?;
+        if !self.is_complete(digest)? {
+            // Each chunk is checked when it is read.
+            return match self.0.config.lazy_reads {
+                true => Ok(LayerFiles { data: self.lazy_dir().join(digest.hex()), ..files }),
+                false => Err(StoreError::NotServed(*digest)),
+            };
+        }
         let marks = files.marks().map_err(|e| StoreError::io("read", &files.data, e))?;
-        if marks != stored.marks {
+        if stored.marks != Some(marks) {
             self.verify(digest)?;
         }
         Ok(files)
@@ -254,6 +268,16 @@ impl LayerStore {
 
     pub(crate) fn chains_dir(&self) -> PathBuf {
         self.0.root.join("chains")
+    }
+
+    /// Where the store lies.
+    pub fn root(&self) -> &Path {
+        &self.0.root
+    }
+
+    /// Where a server of lazy reads offers data of layers, each by its digest without the algorithm.
+    pub fn lazy_dir(&self) -> PathBuf {
+        self.0.root.join("lazy")
     }
 
     pub(crate) fn staging_dir(&self) -> PathBuf {

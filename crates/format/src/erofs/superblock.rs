@@ -71,6 +71,13 @@ pub fn check(first_block: &[u8], len: u64) -> Result<(), &'static str> {
     if len < u64::from(le32(block, 36)) * BLOCK { Err("shorter than its superblock says") } else { Ok(()) }
 }
 
+/// How many inodes an image says that it has; 0 where it is none.
+pub fn inodes(image: &[u8]) -> u64 {
+    let at = SUPER_OFFSET as usize + 16;
+    let Some(bytes) = image.get(at..).and_then(|b| b.first_chunk::<8>()) else { return 0 };
+    u64::from_le_bytes(*bytes)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -81,6 +88,7 @@ mod tests {
         put(&mut image, &Super { blocks: 2, data_blocks: 7, inodes: 1, root: 40 });
         let check_all = |image: &[u8]| check(&image[..BLOCK as usize], image.len() as u64);
         assert_eq!(check_all(&image), Ok(()));
+        assert_eq!((inodes(&image), inodes(&[])), (1, 0));
         assert_eq!(check_all(&image[..BLOCK as usize]), Err("shorter than its superblock says"));
         assert_eq!(check(&image[..100], 100), Err("shorter than a superblock"));
         image[2000] ^= 1;

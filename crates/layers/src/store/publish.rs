@@ -39,18 +39,18 @@ impl LayerStore {
         std::fs::rename(&made, &path).map_err(|e| StoreError::io("publish", &path, e))?;
         record::sync_parent(&path)?;
         let marks = LayerFiles::in_dir(&path).marks().map_err(io)?;
-        let stored = StoredLayer { layer: layer.clone(), marks };
+        let stored = StoredLayer { layer: layer.clone(), marks: Some(marks) };
         record::write(&self.record_path(&digest), &self.staging_dir(), &stored)?;
         Ok(layer)
     }
 
-    /// Whether the layer is there and untouched, or touched but still itself.
+    /// Whether the whole layer is there and untouched, or touched but still itself.
     fn holds_sound(&self, digest: &Digest) -> bool {
-        self.stored(digest).is_ok() && self.check(digest).is_ok()
+        self.stored(digest).is_ok() && self.is_complete(digest).unwrap_or(false) && self.check(digest).is_ok()
     }
 }
 
-fn write_synced(path: &Path, bytes: &[u8]) -> Result<(), StoreError> {
+pub(super) fn write_synced(path: &Path, bytes: &[u8]) -> Result<(), StoreError> {
     let io = |e: io::Error| StoreError::io("write", path, e);
     let mut file = File::create_new(path).map_err(io)?;
     file.write_all(bytes).map_err(io)?;

@@ -59,11 +59,16 @@ pub(super) fn check_shape(digest: &Digest, manifest: &Manifest, files: &LayerFil
     Ok(())
 }
 
-/// Every byte of metadata and data.
+/// Every byte of the metadata and of the chunks that are here.
 ///
 /// # Errors
 /// What differs.
-pub(super) fn check_content(digest: &Digest, manifest: &Manifest, files: &LayerFiles) -> Result<(), StoreError> {
+pub(super) fn check_content(
+    digest: &Digest,
+    manifest: &Manifest,
+    files: &LayerFiles,
+    present: Option<&[bool]>,
+) -> Result<(), StoreError> {
     let io = |path: &Path| {
         let path = path.to_owned();
         move |e: io::Error| StoreError::io("read", &path, e)
@@ -76,6 +81,9 @@ pub(super) fn check_content(digest: &Digest, manifest: &Manifest, files: &LayerF
     let data = open(digest, &files.data, "data")?;
     let mut buffer = vec![0; CHUNK as usize];
     for (number, chunk) in manifest.chunks.iter().enumerate() {
+        if present.is_some_and(|map| !map[number]) {
+            continue;
+        }
         let bytes = &mut buffer[..chunk.len as usize];
         data.read_exact_at(bytes, chunk.offset).map_err(io(&files.data))?;
         if *blake3::hash(bytes).as_bytes() != chunk.hash {
