@@ -1,6 +1,7 @@
 //! Images and layers as callers see them.
 
 use crate::digest::Digest;
+use crate::ids::SandboxId;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use utoipa::ToSchema;
@@ -15,6 +16,8 @@ pub enum LayerKind {
     Workspace,
     /// Tools added beside a task.
     Toolkit,
+    /// What a sandbox wrote.
+    Snapshot,
 }
 
 /// A stored layer: an immutable EROFS file named by the digest of its bytes.
@@ -98,6 +101,55 @@ pub struct ImageRecord {
     pub layers: Vec<LayerRecord>,
     /// Sum of the layers' stored sizes.
     pub size_bytes: u64,
+    /// Where it comes from, for a snapshot of a sandbox.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub snapshot: Option<Box<SnapshotOrigin>>,
+}
+
+/// Where a snapshot comes from.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct SnapshotOrigin {
+    /// The sandbox.
+    pub sandbox_id: SandboxId,
+    /// The snapshot before it: the sandbox's own last one, else the one it was made from.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub parent: Option<String>,
+    /// When, RFC 3339.
+    pub created_at: String,
+    /// What was packed.
+    pub report: PackReport,
+}
+
+/// What was packed of a sandbox's writable layer.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct PackReport {
+    /// Files, directories, links and whiteouts.
+    pub entries: u64,
+    /// Whiteouts and opaque directories among them: what the sandbox deleted.
+    pub deletions: u64,
+    /// Bytes of the layer.
+    pub size_bytes: u64,
+    /// How long the sandbox stood still.
+    pub frozen_us: u64,
+    /// How long packing took.
+    pub pack_ms: u64,
+    /// Paths that the rules left out: the first hundred of them.
+    pub scrubbed: Vec<String>,
+    /// How many were left out.
+    pub scrubbed_count: u64,
+}
+
+/// Body of `POST /v1/sandboxes/{id}/snapshots`.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct SnapshotSpec {
+    /// Name of the image that the snapshot becomes; one of this name is replaced.
+    pub name: String,
+    /// Paths to leave out, with all below them: absolute, `*` and `?` match within a name, `**` any number of names.
+    #[serde(default)]
+    pub scrub: Vec<String>,
 }
 
 /// One line of an import's progress.

@@ -296,6 +296,45 @@ pub struct TtlUpdate {
     pub max_ttl_ms: Option<u64>,
 }
 
+/// Body of `POST /v1/sandboxes/{id}/fork`.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct ForkSpec {
+    /// How many, 1 to 256.
+    #[serde(default = "one")]
+    pub count: u32,
+    /// Labels instead of the sandbox's own.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub labels: Option<BTreeMap<String, String>>,
+    /// The same key and body again return the same forks.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub idempotency_key: Option<String>,
+}
+
+fn one() -> u32 {
+    1
+}
+
+impl ForkSpec {
+    /// Most forks of one request.
+    pub const MOST: u32 = 256;
+
+    /// Refuses what cannot be honoured.
+    ///
+    /// # Errors
+    /// A text that names the field and what it may be.
+    pub fn check(&self) -> Result<(), String> {
+        if !(1..=Self::MOST).contains(&self.count) {
+            return Err(format!("count is {}: 1 to {}", self.count, Self::MOST));
+        }
+        // With room for the number of each fork.
+        if self.idempotency_key.as_ref().is_some_and(|key| key.is_empty() || key.len() > 240) {
+            return Err("idempotency_key: 1–240 bytes".to_owned());
+        }
+        Ok(())
+    }
+}
+
 /// A page of sandboxes.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct SandboxPage {

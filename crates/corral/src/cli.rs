@@ -105,6 +105,33 @@ pub enum Command {
         #[arg(required = true)]
         ids: Vec<String>,
     },
+    /// Pack what a sandbox wrote into an image that new sandboxes start from.
+    #[command(after_help = "\
+Examples:
+  corral snapshot $id solved-17               name the image
+  corral snapshot $id clean --scrub '/root/.cache' --scrub '/**/__pycache__'
+  corral create clean")]
+    Snapshot {
+        /// Sandbox id.
+        id: String,
+        /// Name of the image.
+        name: String,
+        /// Leave this path out, with all below it; * and ? match within a name, ** any number of names.
+        #[arg(long, value_name = "PATTERN")]
+        scrub: Vec<String>,
+    },
+    /// Make new sandboxes whose disks begin as this one's is now, and print their ids.
+    #[command(after_help = "\
+Examples:
+  corral fork $id                             one more
+  corral fork $id -n 8                        eight attempts from here")]
+    Fork {
+        /// Sandbox id.
+        id: String,
+        /// How many.
+        #[arg(short = 'n', long, default_value = "1", value_parser = clap::value_parser!(u32).range(1..=256))]
+        count: u32,
+    },
     /// Print what happened to sandboxes.
     Events(EventsArgs),
     /// Resources a sandbox uses.

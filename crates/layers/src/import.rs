@@ -14,6 +14,7 @@ use crate::extract::{Budget, Expected, apply_stream};
 use crate::lower::LowerView;
 use crate::pack;
 use crate::record;
+use crate::scrub::Scrub;
 use crate::source::{self, Content, ImageSource, OpenedImage, SourceLayer};
 use crate::stage::{Stage, StageError};
 use crate::store::LayerStore;
@@ -189,7 +190,7 @@ pub(crate) fn finish_layer(
     cancel: &CancelFlag,
 ) -> Result<LayerRecord, ImportError> {
     stage.finish().map_err(|e| host_error(e, run))?;
-    let packed = pack::pack(stage.host_path(), &run.with_extension("data"), cancel)?;
+    let packed = pack::pack(stage.host_path(), &run.with_extension("data"), &Scrub::default(), cancel)?;
     Ok(store.publish(&packed, kind, at)?)
 }
 
@@ -197,7 +198,7 @@ pub(crate) fn finish_layer(
 ///
 /// The lower of two equal layers can go without a trace. All it holds, the upper one shows; all it hides, the upper one
 /// hides as well; and a directory with whiteouts against it is still merged, since the upper one has that directory.
-fn without_repeats(layers: Vec<LayerRecord>) -> Vec<LayerRecord> {
+pub(crate) fn without_repeats(layers: Vec<LayerRecord>) -> Vec<LayerRecord> {
     let is_last = |at: usize| !layers[at + 1..].iter().any(|above| above.digest == layers[at].digest);
     (0..layers.len()).filter(|at| is_last(*at)).map(|at| layers[at].clone()).collect()
 }
@@ -212,11 +213,12 @@ fn image_record(image: OpenedImage, options: &ImportOptions, layers: Vec<LayerRe
         config: image.config,
         size_bytes: layers.iter().map(|l| l.size_bytes).sum(),
         layers,
+        snapshot: None,
     }
 }
 
 /// Digest over the canonical JSON of the configuration and the layers' digests: two imports of one image agree.
-fn image_digest(config: &ImageConfig, layers: &[LayerRecord]) -> Digest {
+pub(crate) fn image_digest(config: &ImageConfig, layers: &[LayerRecord]) -> Digest {
     let digests: Vec<Digest> = layers.iter().map(|l| l.digest).collect();
     record::canonical_digest(&json!({"config": config, "layers": digests}))
 }

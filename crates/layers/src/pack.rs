@@ -7,6 +7,7 @@ mod walk;
 
 use crate::config::CancelFlag;
 use crate::error::ImportError;
+use crate::scrub::Scrub;
 use content::Content;
 use corral_format::BLOCK;
 use corral_format::erofs::{self, TreeError};
@@ -14,25 +15,27 @@ use corral_format::manifest::Manifest;
 use std::fs::OpenOptions;
 use std::path::{Path, PathBuf};
 
+pub(crate) use walk::Tally;
+
 /// A layer in files of its own, synced, not yet published.
 #[derive(Debug)]
 pub(crate) struct Packed {
     pub(crate) manifest: Manifest,
     pub(crate) meta: Vec<u8>,
     pub(crate) data: PathBuf,
-    /// Entries below the root.
-    pub(crate) entries: u64,
+    /// What was met.
+    pub(crate) tally: Tally,
 }
 
 /// Makes a layer of the tree at `source`, with its data in the file `data`, which must not exist.
 ///
 /// # Errors
 /// The tree cannot be read, has something no layer holds, or the host refuses; `cancel` was set.
-pub(crate) fn pack(source: &Path, data: &Path, cancel: &CancelFlag) -> Result<Packed, ImportError> {
+pub(crate) fn pack(source: &Path, data: &Path, scrub: &Scrub, cancel: &CancelFlag) -> Result<Packed, ImportError> {
     let io = |e| ImportError::io("make", data, e);
     let file = OpenOptions::new().create_new(true).write(true).open(data).map_err(io)?;
     let mut content = Content::new(&file);
-    let walked = walk::walk(source, &mut content, cancel)?;
+    let walked = walk::walk(source, &mut content, scrub, cancel)?;
     let chunks = content.finish().map_err(io)?;
     let blocks = chunks.iter().map(|(len, _)| u64::from(*len).div_ceil(BLOCK)).sum();
     let shown = |e: TreeError| ImportError::Unstorable { path: source.to_owned(), source: e };
@@ -40,5 +43,5 @@ pub(crate) fn pack(source: &Path, data: &Path, cancel: &CancelFlag) -> Result<Pa
     let manifest =
         Manifest::new(&meta, chunks).map_err(|e| ImportError::io("describe", source, std::io::Error::other(e)))?;
     file.sync_data().map_err(io)?;
-    Ok(Packed { manifest, meta, data: data.to_owned(), entries: walked.entries })
+    Ok(Packed { manifest, meta, data: data.to_owned(), tally: walked.tally })
 }

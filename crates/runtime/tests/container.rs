@@ -70,6 +70,7 @@ impl Host {
             hostname: String::new(),
             affinity: vec![0],
             allow_setuid: false,
+            from: None,
         };
         self.containers().create(&self.keeper, spec).await.unwrap();
         id

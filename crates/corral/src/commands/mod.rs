@@ -55,6 +55,8 @@ pub async fn dispatch(cli: &Cli) -> anyhow::Result<ExitCode> {
         Command::Pause { ids } => return sandboxes::each(&client, ids, sandboxes::Action::Pause, json).await,
         Command::Resume { ids } => return sandboxes::each(&client, ids, sandboxes::Action::Resume, json).await,
         Command::Events(args) => events::events(&client, args, json).await,
+        Command::Snapshot { id, name, scrub } => sandboxes::snapshot(&client, id, name, scrub, json).await,
+        Command::Fork { id, count } => return sandboxes::fork(&client, id, *count, json).await,
         Command::Stats { id } => sandboxes::stats(&client, id, json).await,
         Command::Image(command) => return images::image(&client, command, json).await,
         Command::Layer(command) => return images::layer(&client, command, json).await,

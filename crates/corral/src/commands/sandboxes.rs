@@ -3,10 +3,11 @@
 use crate::cli::{CreateArgs, LsArgs, SandboxArgs};
 use crate::client::{ApiError, Client, fetch};
 use crate::output::{bytes, print_error, print_json, print_json_line, print_line, print_table, printable};
-use corral_api::catalogue::CommandList;
+use corral_api::catalogue::{BatchItem, BatchResult, CommandList};
 use corral_api::command::{CommandStatus, Outcome};
 use corral_api::environment::Limits;
-use corral_api::sandbox::{SandboxPage, SandboxSpec, SandboxStats, SandboxStatus};
+use corral_api::image::{ImageRecord, SnapshotSpec};
+use corral_api::sandbox::{ForkSpec, SandboxPage, SandboxSpec, SandboxStats, SandboxStatus};
 use serde::Serialize;
 use std::io::IsTerminal as _;
 use std::process::ExitCode;
@@ -73,6 +74,47 @@ pub async fn make(client: &Client, spec: &SandboxSpec, json: bool) -> anyhow::Re
 pub async fn create(client: &Client, args: &CreateArgs, json: bool) -> anyhow::Result<()> {
     let sandbox = make(client, &spec(&args.environment, &args.sandbox), json).await?;
     if json { print_json(&sandbox) } else { print_line(sandbox.id.as_str()) }
+}
+
+/// `corral snapshot`.
+pub async fn snapshot(client: &Client, id: &str, name: &str, scrub: &[String], json: bool) -> anyhow::Result<()> {
+    let spec = SnapshotSpec { name: name.to_owned(), scrub: scrub.to_vec() };
+    let image: ImageRecord = fetch(client.post(&["v1", "sandboxes", id, "snapshots"]).json(&spec)).await?;
+    if json {
+        return print_json(&image);
+    }
+    let report = image.snapshot.map(|origin| origin.report).unwrap_or_default();
+    let (frozen, size) = (report.frozen_us as f64 / 1e3, bytes(report.size_bytes));
+    let scrubbed =
+        if report.scrubbed_count > 0 { format!(", {} left out", report.scrubbed_count) } else { String::new() };
+    print_line(&format!(
+        "{}: {} entries, {} of them deletions, {size}{scrubbed}; stood still for {frozen:.1} ms",
+        image.name, report.entries, report.deletions
+    ))
+}
+
+/// `corral fork`.
+pub async fn fork(client: &Client, id: &str, count: u32, json: bool) -> anyhow::Result<ExitCode> {
+    let key = format!("cli-{}", corral_api::ids::CommandId::random());
+    let spec = ForkSpec { count, labels: None, idempotency_key: Some(key) };
+    let result: BatchResult = fetch(client.post(&["v1", "sandboxes", id, "fork"]).json(&spec)).await?;
+    if json {
+        print_json(&result)?;
+    }
+    let mut code = ExitCode::SUCCESS;
+    for item in &result.items {
+        match item {
+            BatchItem::Sandbox(sandbox) if !json => print_line(sandbox.id.as_str())?,
+            BatchItem::Sandbox(_) => {}
+            BatchItem::Problem(problem) => {
+                code = ExitCode::FAILURE;
+                if !json {
+                    print_error(false, &anyhow::anyhow!("{problem}"));
+                }
+            }
+        }
+    }
+    Ok(code)
 }
 
 /// `corral ls`.

@@ -10,10 +10,12 @@ use axum::extract::{Request, State};
 use axum::http::{HeaderMap, Method, Response, Uri, header};
 use corral_api::catalogue::{BatchItem, BatchResult, BatchSpec};
 use corral_api::digest::Digest;
+use corral_api::image::{ImageRecord, SnapshotSpec};
 use corral_api::problem::{ErrorKind, Problem};
 use corral_api::query::EventQuery;
 use corral_api::sandbox::{
-    CreateOnNode, EventPage, SandboxPage, SandboxSpec, SandboxStats, SandboxStatus, State as SandboxState, TtlUpdate,
+    CreateOnNode, EventPage, ForkSpec, SandboxPage, SandboxSpec, SandboxStats, SandboxStatus, State as SandboxState,
+    TtlUpdate,
 };
 use futures_util::StreamExt as _;
 use utoipa_axum::{router::OpenApiRouter, routes};
@@ -31,6 +33,8 @@ pub fn routes() -> OpenApiRouter<Gw> {
         .routes(routes!(resume))
         .routes(routes!(set_ttl))
         .routes(routes!(stats))
+        .routes(routes!(fork))
+        .routes(routes!(snapshot))
 }
 
 fn idempotency_key(headers: &HeaderMap) -> Result<Option<String>, Refusal> {
@@ -208,4 +212,42 @@ async fn set_ttl(State(gw): State<Gw>, checked: Checked<TtlUpdate>) -> Answer {
     responses((status = 200, description = "Now", body = SandboxStats)))]
 async fn stats(State(gw): State<Gw>, request: Request) -> Answer {
     gw.forward(request).await
+}
+
+/// Make new sandboxes whose disks begin as this one's is now; processes are not copied.
+#[utoipa::path(post, path = "/v1/sandboxes/{id}/fork", tag = "sandboxes", request_body = ForkSpec,
+    responses((status = 200, description = "A result for each, in order", body = BatchResult)))]
+async fn fork(State(gw): State<Gw>, checked: Checked<ForkSpec>) -> Answer {
+    checked.body.check().map_err(Refusal::invalid)?;
+    let repeatable = checked.body.idempotency_key.is_some();
+    gw.forward_repeatable(checked.request, repeatable).await
+}
+
+/// Pack what a sandbox wrote into a layer, and make an image of it with the layers it stands on.
+#[utoipa::path(post, path = "/v1/sandboxes/{id}/snapshots", tag = "sandboxes", request_body = SnapshotSpec,
+    responses((status = 201, description = "The image", body = ImageRecord)))]
+async fn snapshot(State(gw): State<Gw>, caller: Caller, checked: Checked<SnapshotSpec>) -> Answer {
+    crate::catalogue::check_name("image", &checked.body.name)?;
+    let response = gw.forward_repeatable(checked.request, false).await?;
+    if !response.status().is_success() {
+        return Ok(response);
+    }
+    let failed = |text: &str| Refusal::new(ErrorKind::UpstreamFailed, text);
+    let body = to_bytes(response.into_body(), DOCUMENT_LIMIT).await;
+    let body = body.map_err(|_| failed("the node broke off its answer to the snapshot"))?;
+    let mut image: ImageRecord =
+        serde_json::from_slice(&body).map_err(|_| failed("the node's answer to the snapshot cannot be read"))?;
+    let project = caller.project_id;
+    let image = gw
+        .catalogue(move |c| {
+            if let Some(origin) = &mut image.snapshot {
+                // What the sandbox was made from counts only where it is a snapshot itself.
+                let is_snapshot = |name: &String| c.image(&project, name).is_ok_and(|i| i.snapshot.is_some());
+                origin.parent = origin.parent.take().filter(is_snapshot);
+            }
+            c.put_image(&project, &image)?;
+            Ok(image)
+        })
+        .await?;
+    json(201, &image)
 }

@@ -100,6 +100,7 @@ mod tests {
             },
             layers: layers.iter().map(|l| layer(l, LayerKind::Base)).collect(),
             size_bytes: 1,
+            snapshot: None,
         }
     }
 

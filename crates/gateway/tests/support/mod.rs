@@ -133,6 +133,7 @@ pub fn image(name: &str, layer: &[u8]) -> ImageRecord {
         config: ImageConfig { workdir: "/".into(), ..ImageConfig::default() },
         layers: vec![layer_record(layer, LayerKind::Base)],
         size_bytes: layer.len() as u64,
+        snapshot: None,
     }
 }
 

@@ -3,6 +3,8 @@
 use super::content::Content;
 use crate::config::CancelFlag;
 use crate::error::ImportError;
+use crate::scrub::Scrub;
+use crate::stage::OPAQUE;
 use corral_format::erofs::{Kind, Meta, Node, NodeId, Tree, Xattr};
 use rustix::fs::{AtFlags, Dir, FileType, Mode, OFlags, Stat};
 use rustix::io::Errno;
@@ -21,8 +23,32 @@ const STORED: [&[u8]; 4] = [b"user.", b"trusted.", b"security.", b"system.posix_
 /// A tree that was walked.
 pub(super) struct Walked {
     pub(super) tree: Tree,
+    pub(super) tally: Tally,
+}
+
+/// What a walk met.
+#[derive(Debug, Default)]
+pub(crate) struct Tally {
     /// Entries below the root.
-    pub(super) entries: u64,
+    pub(crate) entries: u64,
+    /// Whiteouts and opaque directories among them.
+    pub(crate) deletions: u64,
+    /// Paths that were left out: the first of them.
+    pub(crate) scrubbed: Vec<String>,
+    /// How many were left out.
+    pub(crate) scrubbed_count: u64,
+}
+
+impl Tally {
+    /// Most paths that are named.
+    const NAMED: usize = 100;
+
+    fn leave_out(&mut self, path: &[u8]) {
+        self.scrubbed_count += 1;
+        if self.scrubbed.len() < Self::NAMED {
+            self.scrubbed.push(format!("/{}", String::from_utf8_lossy(path)));
+        }
+    }
 }
 
 /// A directory in the making.
@@ -33,6 +59,8 @@ struct Level {
     /// Names still to visit, last first.
     names: Vec<CString>,
     done: Vec<(Vec<u8>, NodeId)>,
+    /// Length of its path below the top.
+    path_len: usize,
 }
 
 struct Walk<'a, 'c> {
@@ -41,16 +69,24 @@ struct Walk<'a, 'c> {
     tree: Tree,
     /// Files with more than one name.
     linked: HashMap<(u64, u64), NodeId>,
-    entries: u64,
+    tally: Tally,
+    /// Path of the entry at hand, below the top.
+    path: Vec<u8>,
 }
 
 /// Walks the tree at `top`.
-pub(super) fn walk(top: &Path, content: &mut Content<'_>, cancel: &CancelFlag) -> Result<Walked, ImportError> {
+pub(super) fn walk(
+    top: &Path,
+    content: &mut Content<'_>,
+    scrub: &Scrub,
+    cancel: &CancelFlag,
+) -> Result<Walked, ImportError> {
     let failed = |e: Errno| ImportError::io("read", top, e);
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
     let mut dir = rustix::fs::open(top, flags, Mode::empty()).map_err(failed)?;
-    let mut walk = Walk { top, content, tree: Tree::new(), linked: HashMap::new(), entries: 0 };
-    let mut levels = vec![level(&dir, CString::default()).map_err(failed)?];
+    let mut walk =
+        Walk { top, content, tree: Tree::new(), linked: HashMap::new(), tally: Tally::default(), path: Vec::new() };
+    let mut levels = vec![level(&dir, CString::default(), 0).map_err(failed)?];
     loop {
         if cancel.is_cancelled() {
             return Err(ImportError::Cancelled);
@@ -64,12 +100,23 @@ pub(super) fn walk(top: &Path, content: &mut Content<'_>, cancel: &CancelFlag) -
             dir = open_parent(&dir, parent.identity).map_err(|e| walk.failed(&name_of(parent), e))?;
             continue;
         };
-        walk.entries += 1;
+        walk.path.truncate(current.path_len);
+        if !walk.path.is_empty() {
+            walk.path.push(b'/');
+        }
+        walk.path.extend_from_slice(name.to_bytes());
+        if scrub.matches(&walk.path) {
+            walk.tally.leave_out(&walk.path);
+            continue;
+        }
+        walk.tally.entries += 1;
         let stat = rustix::fs::statat(&dir, &name, AtFlags::SYMLINK_NOFOLLOW).map_err(|e| walk.failed(&name, e))?;
         if FileType::from_raw_mode(stat.st_mode) == FileType::Directory {
             let flags = flags | OFlags::NOFOLLOW;
             dir = rustix::fs::openat(&dir, &name, flags, Mode::empty()).map_err(|e| walk.failed(&name, e))?;
-            levels.push(level(&dir, name.clone()).map_err(|e| walk.failed(&name, e))?);
+            let below = level(&dir, name.clone(), walk.path.len()).map_err(|e| walk.failed(&name, e))?;
+            walk.tally.deletions += u64::from(below.meta.xattrs.iter().any(|(name, _)| name == OPAQUE.as_bytes()));
+            levels.push(below);
             continue;
         }
         if let Some(id) = walk.file(&dir, &name, &stat)? {
@@ -84,7 +131,7 @@ fn name_of(level: &Level) -> CString {
 
 impl Walk<'_, '_> {
     fn finish(self) -> Walked {
-        Walked { tree: self.tree, entries: self.entries }
+        Walked { tree: self.tree, tally: self.tally }
     }
 
     fn failed(&self, name: &CStr, e: Errno) -> ImportError {
@@ -111,6 +158,10 @@ impl Walk<'_, '_> {
             }
             FileType::Symlink => Kind::Link(rustix::fs::readlinkat(dir, name, Vec::new()).map_err(at)?.into_bytes()),
             FileType::Socket => return Ok(None),
+            FileType::CharacterDevice if stat.st_rdev == 0 => {
+                self.tally.deletions += 1;
+                Kind::Special(0)
+            }
             _ => Kind::Special(encode_device(stat.st_rdev)),
         };
         let meta = Meta { xattrs: xattrs_at(dir, name).map_err(at)?, ..meta_of(stat) };
@@ -126,7 +177,7 @@ fn failed_at(top: &Path, name: &CStr, e: impl Into<std::io::Error>) -> ImportErr
     ImportError::io("read", top.join(name.to_string_lossy().into_owned()), e)
 }
 
-fn level(dir: &OwnedFd, name: CString) -> Result<Level, Errno> {
+fn level(dir: &OwnedFd, name: CString, path_len: usize) -> Result<Level, Errno> {
     let stat = rustix::fs::fstat(dir)?;
     let mut names = Vec::new();
     for entry in Dir::read_from(dir)? {
@@ -137,7 +188,7 @@ fn level(dir: &OwnedFd, name: CString) -> Result<Level, Errno> {
     }
     names.sort_unstable_by(|a, b| b.cmp(a));
     let meta = Meta { xattrs: xattrs_of(&format!("/proc/self/fd/{}/.", dir.as_raw_fd()))?, ..meta_of(&stat) };
-    Ok(Level { name, identity: (stat.st_dev, stat.st_ino), meta, names, done: Vec::new() })
+    Ok(Level { name, identity: (stat.st_dev, stat.st_ino), meta, names, done: Vec::new(), path_len })
 }
 
 /// Goes up, and makes sure that it is where the walk came from.

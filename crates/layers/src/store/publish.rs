@@ -20,7 +20,7 @@ impl LayerStore {
         let manifest = packed.manifest.encode();
         let digest = Digest::of(&manifest);
         let size_bytes = packed.manifest.size();
-        let layer = LayerRecord { digest, kind, at: at.to_owned(), size_bytes, entries: packed.entries };
+        let layer = LayerRecord { digest, kind, at: at.to_owned(), size_bytes, entries: packed.tally.entries };
         // Outside of the store's turn: others publish while the disk is slow.
         let made = packed.data.with_extension("layer");
         std::fs::create_dir(&made).map_err(io)?;

@@ -28,6 +28,8 @@ pub fn router(core: Arc<Core>) -> Router {
         .route("/resume", post(sandboxes::resume))
         .route("/ttl", put(sandboxes::set_ttl))
         .route("/stats", get(sandboxes::stats))
+        .route("/fork", post(sandboxes::fork))
+        .route("/snapshots", post(sandboxes::snapshot))
         .route("/exec", post(commands::exec))
         .route("/commands", get(commands::list))
         .route("/commands/{command_id}", get(commands::get))

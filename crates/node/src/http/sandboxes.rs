@@ -6,7 +6,9 @@ use crate::ledger::{Change, SandboxRecord};
 use crate::node::Core;
 use axum::extract::{RawQuery, State};
 use axum::http::StatusCode;
-use corral_api::sandbox::{CreateOnNode, EndReason, EndStatus, SandboxPage, State as Phase, TtlUpdate};
+use corral_api::catalogue::BatchResult;
+use corral_api::image::SnapshotSpec;
+use corral_api::sandbox::{CreateOnNode, EndReason, EndStatus, ForkSpec, SandboxPage, State as Phase, TtlUpdate};
 use std::sync::Arc;
 
 type Node = State<Arc<Core>>;
@@ -39,6 +41,16 @@ pub async fn pause(State(core): Node, Live(sandbox): Live) -> Answer {
 
 pub async fn resume(State(core): Node, Live(sandbox): Live) -> Answer {
     json(StatusCode::OK, &core.resume(&sandbox).await?)
+}
+
+pub async fn fork(State(core): Node, Live(sandbox): Live, Body(fork): Body<ForkSpec>) -> Answer {
+    let _activity = sandbox.begin();
+    json(StatusCode::OK, &BatchResult { items: core.fork(&sandbox, fork).await? })
+}
+
+pub async fn snapshot(State(core): Node, Live(sandbox): Live, Body(snapshot): Body<SnapshotSpec>) -> Answer {
+    let _activity = sandbox.begin();
+    json(StatusCode::CREATED, &core.snapshot(&sandbox, snapshot).await?)
 }
 
 pub async fn set_ttl(State(core): Node, Live(sandbox): Live, Body(update): Body<TtlUpdate>) -> Answer {

@@ -29,6 +29,9 @@ pub struct SandboxRecord {
     /// The command it starts with, where its environment has an entry point.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub entrypoint: Option<CommandId>,
+    /// Name of the last snapshot of it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub last_snapshot: Option<String>,
     /// Creation.
     pub created_ms: u64,
     /// First time it ran.

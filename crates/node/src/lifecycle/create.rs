@@ -35,10 +35,22 @@ impl Core {
     /// # Errors
     /// A refusal of admission, bad settings, or why it could not be started; nothing is left then.
     pub async fn create(self: &Arc<Self>, request: CreateOnNode) -> Result<Created, Problem> {
+        self.create_from(request, None).await
+    }
+
+    /// As [`Self::create`], with a writable layer that begins as a snapshot.
+    ///
+    /// # Errors
+    /// As `create`.
+    pub(super) async fn create_from(
+        self: &Arc<Self>,
+        request: CreateOnNode,
+        from: Option<String>,
+    ) -> Result<Created, Problem> {
         let begun = Instant::now();
         // Not cancel-safe, and the caller may hang up: it goes on in a task of its own.
         let this = self.clone();
-        let created = tokio::spawn(async move { this.create_once(request).await })
+        let created = tokio::spawn(async move { this.create_once(request, from).await })
             .await
             .unwrap_or_else(|_| Err(Problem::new(ErrorKind::Internal, "the create failed unexpectedly")));
         crate::metrics::Metrics::count(&self.metrics.creates, &created);
@@ -48,17 +60,17 @@ impl Core {
         created
     }
 
-    async fn create_once(self: &Arc<Self>, request: CreateOnNode) -> Result<Created, Problem> {
+    async fn create_once(self: &Arc<Self>, request: CreateOnNode, from: Option<String>) -> Result<Created, Problem> {
         request.spec.check().map_err(|text| Problem::new(ErrorKind::InvalidRequest, text))?;
         let id = SandboxId::new(&self.id);
         let key = request.idempotency_key.clone().map(|key| (request.project_id.clone(), key));
         let Some(key) = key else {
-            return self.admit(id, request).await;
+            return self.admit(id, request, from).await;
         };
         match self.reserve(&key, request.body_digest, &id).await? {
             Some(first) => self.repeat(&first).await,
             None => {
-                let result = self.admit(id, request).await;
+                let result = self.admit(id, request, from).await;
                 // The ledger answers for the key from here on; a refused create may be tried again under it.
                 self.lock_creating().remove(&key);
                 result
@@ -139,7 +151,12 @@ impl Core {
         }
     }
 
-    async fn admit(self: &Arc<Self>, id: SandboxId, request: CreateOnNode) -> Result<Created, Problem> {
+    async fn admit(
+        self: &Arc<Self>,
+        id: SandboxId,
+        request: CreateOnNode,
+        from: Option<String>,
+    ) -> Result<Created, Problem> {
         let place = Place::take(self)?;
         self.check_room(&request)?;
         let slot = self.take_slot().ok_or_else(|| overloaded("every range of user ids is in use"))?;
@@ -155,6 +172,7 @@ impl Core {
             entrypoint: request.environment.config.startup().map(|_| CommandId::random()),
             environment: request.environment,
             spec: request.spec,
+            last_snapshot: None,
             created_ms: now,
             started_ms: None,
             ended_ms: None,
@@ -174,7 +192,7 @@ impl Core {
         }
         self.events.record(&self.ledger, &id, EventKind::State { state: State::Pending, end: None }, changes);
 
-        let started = self.start(&sandbox).await;
+        let started = self.start(&sandbox, from).await;
         drop(lifecycle);
         drop(place);
         match started {
@@ -192,7 +210,7 @@ impl Core {
     }
 
     /// Starts an admitted sandbox.
-    async fn start(self: &Arc<Self>, sandbox: &Arc<Sandbox>) -> Result<(), Problem> {
+    async fn start(self: &Arc<Self>, sandbox: &Arc<Sandbox>, from: Option<String>) -> Result<(), Problem> {
         let _slot = self.starts.acquire().await.map_err(|_| overloaded("the node is ending"))?;
         self.set_state(sandbox, State::Starting);
         // The intent is in the ledger before anything of the sandbox exists.
@@ -212,6 +230,7 @@ impl Core {
             hostname: record.spec.hostname,
             affinity,
             allow_setuid: record.spec.allow_setuid,
+            from,
         };
         let started = self.containers.create(&link, spec).await.map_err(|e| start_problem(&e))?;
         sandbox.lock().init = started.pid;

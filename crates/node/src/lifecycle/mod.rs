@@ -1,7 +1,10 @@
 //! A sandbox's life, a file per operation.
 
 mod create;
+mod fork;
 mod pause;
+mod snapshot;
+mod still;
 mod stop;
 
 pub use create::AFFINITY_NONE;

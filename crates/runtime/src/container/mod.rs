@@ -62,6 +62,8 @@ pub struct ContainerSpec {
     pub affinity: Vec<u16>,
     /// Set-user-id programs may gain rights.
     pub allow_setuid: bool,
+    /// The writable layer or snapshot that its own begins as; an empty one where absent.
+    pub from: Option<String>,
 }
 
 /// A process to start in a container.
@@ -156,7 +158,7 @@ impl Containers {
         let mut fds = self.cgroups.entrances(id)?;
         let cgroups = fds.len() as u8;
         fds.push(cgroup::open_unified(self.cgroups.as_ref(), id)?);
-        let dir = self.writable.create(id, u64::from(spec.limits.disk_mib) << 20)?;
+        let dir = self.writable.create(id, u64::from(spec.limits.disk_mib) << 20, spec.from.as_deref())?;
         fds.push(
             clone_mount(&dir).map_err(|e| RuntimeError::host("clone the mount of", self.writable.path_of(id), e))?,
         );

@@ -59,6 +59,9 @@ pub struct Space {
     pub free_bytes: u64,
 }
 
+/// How names of snapshots begin that are only needed for a moment. No sandbox's id begins so.
+pub const TEMPORARY: &str = "tmp-";
+
 const BTRFS_MAGIC: i64 = 0x9123_683E;
 
 fn is_btrfs(path: &Path) -> bool {
@@ -82,7 +85,12 @@ impl WritableStore {
         let root_fd = openat(CWD, &root, OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())
             .map_err(|e| RuntimeError::host("open", &root, e))?;
         ensure_quota(&root_fd, &root)?;
-        Ok(Self { root, root_fd, config, image, leftover: Mutex::new(Vec::new()) })
+        let store = Self { root, root_fd, config, image, leftover: Mutex::new(Vec::new()) };
+        // Of a process that died while it used them.
+        for name in store.list()?.iter().filter(|name| name.starts_with(TEMPORARY)) {
+            store.remove(name)?;
+        }
+        Ok(store)
     }
 
     /// Directory of a sandbox's writable layer.
@@ -90,25 +98,35 @@ impl WritableStore {
         self.root.join(sandbox)
     }
 
-    /// Makes a sandbox's writable layer with its quota and opens it. On failure nothing is left.
+    /// Makes a sandbox's writable layer with its quota and opens it: empty, or as the writable layer or snapshot `from`
+    /// is now. On failure nothing is left.
     ///
     /// # Errors
     /// When the store is full or the kernel refuses.
-    pub fn create(&self, sandbox: &str, bytes: u64) -> Result<OwnedFd, RuntimeError> {
+    pub fn create(&self, sandbox: &str, bytes: u64, from: Option<&str>) -> Result<OwnedFd, RuntimeError> {
         let path = self.path_of(sandbox);
         let failed = |action: &'static str| {
             let path = path.clone();
             move |e: Errno| RuntimeError::host(action, path, e)
         };
-        btrfs::create_subvolume(self.root_fd.as_fd(), sandbox).map_err(failed("make the subvolume"))?;
+        match from {
+            None => btrfs::create_subvolume(self.root_fd.as_fd(), sandbox).map_err(failed("make the subvolume"))?,
+            Some(from) => self.snapshot(from, sandbox)?,
+        }
         let made = (|| {
             let dir =
                 openat(&self.root_fd, sandbox, OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())
                     .map_err(failed("open"))?;
             let id = btrfs::subvolume_id(dir.as_fd()).map_err(failed("identify"))?;
             btrfs::limit_subvolume(self.root_fd.as_fd(), id, bytes).map_err(failed("limit"))?;
-            for name in ["upper", "work"] {
-                rustix::fs::mkdirat(&dir, name, Mode::from_raw_mode(0o755)).map_err(failed("make a directory in"))?;
+            if from.is_some() {
+                // It tells that another overlay uses it, and which files of it were on their way.
+                let work = path.join("work");
+                std::fs::remove_dir_all(&work).map_err(|e| RuntimeError::host("empty", &work, e))?;
+            }
+            let missing: &[&str] = if from.is_some() { &["work"] } else { &["upper", "work"] };
+            for name in missing {
+                rustix::fs::mkdirat(&dir, *name, Mode::from_raw_mode(0o755)).map_err(failed("make a directory in"))?;
             }
             Ok(dir)
         })();
@@ -116,6 +134,24 @@ impl WritableStore {
             self.remove(sandbox)?;
         }
         made
+    }
+
+    /// Makes `name` a copy of a writable layer as it is now. Blocks for milliseconds, whatever its size: blocks are
+    /// shared until one side writes.
+    ///
+    /// # Errors
+    /// When there is no such layer, or the kernel refuses.
+    pub fn snapshot(&self, of: &str, name: &str) -> Result<(), RuntimeError> {
+        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC | OFlags::NOFOLLOW;
+        let source = openat(&self.root_fd, of, flags, Mode::empty())
+            .map_err(|e| RuntimeError::host("open", self.path_of(of), e))?;
+        btrfs::create_snapshot(self.root_fd.as_fd(), name, source.as_fd())
+            .map_err(|e| RuntimeError::host("make the snapshot", self.path_of(name), e))
+    }
+
+    /// Where the overlay's upper directory of a writable layer or snapshot lies.
+    pub fn upper_of(&self, name: &str) -> PathBuf {
+        self.path_of(name).join("upper")
     }
 
     /// Removes a sandbox's writable layer. Idempotent; space is freed in the background.

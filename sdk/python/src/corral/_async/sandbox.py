@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import Any
 
-from .._errors import NotFound, SandboxEnded
+from .._errors import CorralError, NotFound, SandboxEnded, error_of
 from .._requests import Request, checked, exec_body, inline_stdin, path
 from .._retry import Repeat
 from .._types import (
     CommandStatus,
     ExecResult,
+    ImageRecord,
     SandboxStats,
     SandboxStatus,
     SessionStatus,
@@ -92,6 +94,32 @@ class AsyncSandbox:
     async def stats(self) -> SandboxStats:
         """Resources it uses now."""
         return decode(SandboxStats, await self._transport.json(Request("GET", self._path("stats"))))
+
+    async def snapshot(self, name: str, *, scrub: Sequence[str] = ()) -> ImageRecord:
+        """Packs what it wrote into a layer, and makes an image of it that new sandboxes start from.
+
+        It stands still only while its file system is copied. ``scrub`` leaves paths out, with all below them:
+        absolute patterns in which ``*`` matches within a name and ``**`` any number of names.
+        """
+        body = {"name": name, "scrub": list(scrub)}
+        request = Request("POST", self._path("snapshots"), json=body, repeat=Repeat.REFUSED, read_timeout=600)
+        return decode(ImageRecord, await self._transport.json(request))
+
+    async def fork(
+        self, count: int = 1, *, labels: Mapping[str, str] | None = None, idempotency_key: str | None = None
+    ) -> list[AsyncSandbox | CorralError]:
+        """Makes new sandboxes whose disks begin as this one's is now; a result for each. Processes are not copied."""
+        body: dict[str, Any] = {"count": count, "idempotency_key": idempotency_key or uuid.uuid4().hex}
+        if labels is not None:
+            body["labels"] = dict(labels)
+        request = Request("POST", self._path("fork"), json=body, read_timeout=600)
+        answer = await self._transport.json(request)
+        return [self._forked(item) for item in answer["items"]]
+
+    def _forked(self, item: Mapping[str, Any]) -> AsyncSandbox | CorralError:
+        if "sandbox" in item:
+            return AsyncSandbox(self._transport, decode(SandboxStatus, item["sandbox"]))
+        return error_of(item.get("problem") or {})
 
     async def delete(self) -> SandboxStatus:
         """Stops it and removes what it wrote. One that has ended stays as it ended."""

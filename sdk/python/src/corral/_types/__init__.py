@@ -10,6 +10,8 @@ from .catalogue import (
     LayerKind,
     LayerRecord,
     NewKey,
+    PackReport,
+    SnapshotOrigin,
 )
 from .commands import CommandStatus, ExecResult, Outcome, OutcomeType, OutputChunk, SessionStatus, StreamStatus, Usage
 from .events import Event, EventPage
@@ -42,10 +44,12 @@ __all__ = [
     "Outcome",
     "OutcomeType",
     "OutputChunk",
+    "PackReport",
     "SandboxSpec",
     "SandboxStats",
     "SandboxStatus",
     "SessionStatus",
+    "SnapshotOrigin",
     "State",
     "StreamStatus",
     "Usage",

@@ -15,6 +15,7 @@ class LayerKind(OpenEnum):
     BASE = "base"
     WORKSPACE = "workspace"
     TOOLKIT = "toolkit"
+    SNAPSHOT = "snapshot"
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +53,40 @@ class ImageConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class PackReport:
+    """What was packed of a sandbox's writable layer."""
+
+    entries: int = 0
+    """Files, directories, links and whiteouts."""
+    deletions: int = 0
+    """Whiteouts and opaque directories among them: what the sandbox deleted."""
+    size_bytes: int = 0
+    """Bytes of the layer."""
+    frozen_us: int = 0
+    """Microseconds that the sandbox stood still."""
+    pack_ms: int = 0
+    """Milliseconds that packing took."""
+    scrubbed: tuple[str, ...] = ()
+    """Paths that the rules left out: the first hundred of them."""
+    scrubbed_count: int = 0
+    """How many were left out."""
+
+
+@dataclass(frozen=True, slots=True)
+class SnapshotOrigin:
+    """Where a snapshot comes from."""
+
+    sandbox_id: str
+    """The sandbox."""
+    parent: str | None = None
+    """The snapshot before it: the sandbox's own last one, else the one it was made from."""
+    created_at: datetime | None = None
+    """When."""
+    report: PackReport = field(default_factory=PackReport)
+    """What was packed."""
+
+
+@dataclass(frozen=True, slots=True)
 class ImageRecord:
     """An imported image."""
 
@@ -69,6 +104,8 @@ class ImageRecord:
     """Layers, lowest first."""
     size_bytes: int = 0
     """Sum of the layers' stored sizes."""
+    snapshot: SnapshotOrigin | None = None
+    """Where it comes from, for a snapshot of a sandbox."""
 
 
 @dataclass(frozen=True, slots=True)
