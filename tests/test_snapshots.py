@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
 
 import corral
 from conftest import SMALL, Make
-from support import Server, until
+from support import Server, until, with_busybox
 
 WRITE = r"""
 set -e
@@ -21,7 +23,8 @@ echo changed > /etc/passwd.new; rm /etc/hostname-of-image 2>/dev/null || true
 rm /bin/ls; rm -r /home; mkdir /home; echo fresh > /home/new
 """
 LOOK = r"""
-cd /tmp; stat -c '%n %f %u %g %Y' d d/e; stat -c '%n %f %u %g %h %s %Y' d/e/f hard soft sparse pipe; readlink soft; cat hard; md5sum sparse
+cd /tmp; stat -c '%n %f %u %g %Y' d d/e; stat -c '%n %f %u %g %h %s %Y' d/e/f hard soft sparse pipe
+readlink soft; cat hard; md5sum sparse
 [ -e /bin/ls ] || echo no ls; find /home | sort; cat /home/new
 """
 
@@ -170,9 +173,11 @@ def test_a_repeated_fork_makes_no_more(box: corral.Sandbox, client: corral.Clien
 
 def test_what_cannot_be_is_refused(server: Server, box: corral.Sandbox, make: Make, names: list[str]) -> None:
     http: httpx.Client = server.http()
-    for body in ({"count": 0}, {"count": 257}, {"count": "two"}, {"idempotency_key": ""}, {"unknown": 1}, []):
+    forks: list[Any] = [{"count": 0}, {"count": 257}, {"count": "two"}, {"idempotency_key": ""}, {"unknown": 1}, []]
+    for body in forks:
         assert http.post(f"/v1/sandboxes/{box.id}/fork", json=body).status_code == 400, body
-    for body in ({"name": ""}, {"name": "sha256:x"}, {"name": "a b"}, {"scrub": []}, {"name": "x", "scrub": "y"}):
+    snaps: list[Any] = [{"name": ""}, {"name": "sha256:x"}, {"name": "a b"}, {"scrub": []}, {"name": "x", "scrub": "y"}]
+    for body in snaps:
         assert http.post(f"/v1/sandboxes/{box.id}/snapshots", json=body).status_code == 400, body
     gone = make()
     gone.delete()
@@ -208,3 +213,61 @@ def test_limits_of_a_stack(make: Make, names: list[str]) -> None:
         child.delete()
     last = make(names[0])
     assert last.exec("cd /tmp; ls; cat 29").stdout == "29\n29\n"
+
+
+def test_back_to_a_checkpoint(server: Server, box: corral.Sandbox) -> None:
+    box.exec("echo 1 > /tmp/a; ln /tmp/a /tmp/hard", check=True)
+    first = box.checkpoint()
+    box.exec("echo 2 > /tmp/a; rm -r /home; echo b > /tmp/b", check=True)
+    second = box.checkpoint()
+    assert [c.number for c in box.checkpoints()] == [first.number, second.number] == [1, 2]
+    sleeper = box.start("sleep 1000", step_key="sleep")
+    status = box.rollback(first)
+    assert (status.id, status.state) == (box.id, corral.State.RUNNING)
+    assert box.exec("cat /tmp/a /tmp/hard; ls /tmp", check=True).stdout == "1\n1\na\nhard\n"
+    end = sleeper.refresh().end
+    assert end is not None
+    assert end.type == corral.OutcomeType.ROLLED_BACK
+    assert box.stats().pids <= 1
+    # Forth, and back again, also from a pause.
+    box.pause()
+    box.rollback(2)
+    assert box.files.read("/tmp/b") == "b\n"
+    box.rollback(1)
+    assert not box.files.exists("/tmp/b")
+    box.drop_checkpoint(1)
+    with pytest.raises(corral.NotFound, match="no checkpoint 1"):
+        box.rollback(1)
+    assert box.exec("cat /tmp/a").stdout == "1\n", "a refused rollback changes nothing"
+    cli = server.cli("checkpoint", box.id)
+    assert cli.stdout == b"3\n"
+    box.exec("rm /tmp/a", check=True)
+    assert server.cli("rollback", box.id, "3").returncode == 0
+    assert box.files.read("/tmp/a") == "1\n"
+    box.delete()
+    left = [path.name for path in (server.data / "writable").iterdir() if box.id in path.name]
+    assert not left, left
+
+
+def test_checkpoints_are_bounded(box: corral.Sandbox) -> None:
+    for _ in range(64):
+        box.checkpoint()
+    with pytest.raises(corral.LimitExceeded, match="remove some"):
+        box.checkpoint()
+    box.drop_checkpoint(64)
+    assert box.checkpoint().number == 64
+
+
+def test_checkpoints_survive_the_daemon(tmp_path: Path) -> None:
+    server = Server(False)
+    with with_busybox(server, tmp_path) as client:
+        box, other = (client.sandboxes.create("bb", limits=SMALL) for _ in range(2))
+        box.exec("echo kept > /tmp/a", check=True)
+        box.checkpoint()
+        other.checkpoint()
+        box.exec("rm /tmp/a", check=True)
+        server.kill()
+        server.start()
+        box.rollback(1)
+        assert box.files.read("/tmp/a") == "kept\n"
+        assert {path.name for path in (server.data / "writable").iterdir()} >= {f"checkpoint-{other.id}-1"}

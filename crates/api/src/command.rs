@@ -110,6 +110,8 @@ pub enum Outcome {
     },
     /// The sandbox ended first.
     SandboxEnded,
+    /// The sandbox was rolled back to a checkpoint, which ended all its processes.
+    RolledBack,
     /// What became of it cannot be known after a crash; it was not run again.
     OutcomeUnknown,
     /// It could not be started: nothing of it ever ran.
@@ -126,7 +128,7 @@ impl Outcome {
             Self::Exited { code } => *code,
             Self::Signaled { signal, .. } => 128 + signal,
             Self::TimedOut { .. } => 124,
-            Self::SandboxEnded | Self::OutcomeUnknown | Self::NotStarted { .. } => 125,
+            Self::SandboxEnded | Self::RolledBack | Self::OutcomeUnknown | Self::NotStarted { .. } => 125,
         }
     }
 }

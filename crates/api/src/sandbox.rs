@@ -4,6 +4,7 @@
 //! pending → starting → running ⇄ paused
 //!    └─────────┴──────────┴────────┴──→ stopping → ended(reason)
 //! ```
+//! A rollback takes a running or paused sandbox through `starting` again.
 
 use crate::command::{check_arguments, check_argv, check_env, truncated};
 use crate::environment::{EnvironmentSpec, Limits, ResolvedEnvironment};
@@ -38,8 +39,8 @@ impl State {
             (self, next),
             (Pending, Starting | Stopping | Ended)
                 | (Starting, Running | Stopping | Ended)
-                | (Running, Paused | Stopping | Ended)
-                | (Paused, Running | Stopping | Ended)
+                | (Running, Paused | Starting | Stopping | Ended)
+                | (Paused, Running | Starting | Stopping | Ended)
                 | (Stopping, Ended)
         )
     }
@@ -294,6 +295,32 @@ pub struct TtlUpdate {
     /// New whole life, counted from the creation. 0 = unlimited.
     #[serde(default)]
     pub max_ttl_ms: Option<u64>,
+}
+
+/// The disk of a sandbox as it was at one moment, kept on its node for as long as the sandbox lives.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct Checkpoint {
+    /// Its number, rising from 1.
+    pub number: u32,
+    /// When, RFC 3339.
+    pub created_at: String,
+    /// How long the sandbox stood still for it.
+    pub frozen_us: u64,
+}
+
+/// The checkpoints of a sandbox.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct CheckpointList {
+    /// The checkpoints, oldest first.
+    pub checkpoints: Vec<Checkpoint>,
+}
+
+/// Body of `POST /v1/sandboxes/{id}/rollback`.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct RollbackSpec {
+    /// Number of the checkpoint.
+    pub checkpoint: u32,
 }
 
 /// Body of `POST /v1/sandboxes/{id}/fork`.

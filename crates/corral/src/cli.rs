@@ -120,6 +120,23 @@ Examples:
         #[arg(long, value_name = "PATTERN")]
         scrub: Vec<String>,
     },
+    /// Keep the disk of a sandbox as it is now, and print the checkpoint's number.
+    Checkpoint {
+        /// Sandbox id.
+        id: String,
+    },
+    /// Put the disk of a sandbox back to a checkpoint; all its processes end.
+    #[command(after_help = "\
+Examples:
+  n=$(corral checkpoint $id)
+  corral exec $id -- rm -rf /work
+  corral rollback $id $n")]
+    Rollback {
+        /// Sandbox id.
+        id: String,
+        /// Number of the checkpoint.
+        checkpoint: u32,
+    },
     /// Make new sandboxes whose disks begin as this one's is now, and print their ids.
     #[command(after_help = "\
 Examples:

@@ -102,6 +102,7 @@ impl Core {
             self.remove_stranger(&id, None).await;
             result.removed += 1;
         }
+        self.remove_stray_checkpoints().await?;
         Ok((result, hearing))
     }
 

@@ -53,6 +53,8 @@ pub struct Inner {
     pub affinity: Vec<u16>,
     /// Why it is being stopped, while it is.
     pub ending: Option<EndStatus>,
+    /// It is being rolled back: the end of its first process is not its own.
+    pub rolling_back: bool,
     /// Kills for want of memory already accounted for.
     pub oom_seen: u64,
     /// Commands by id.
@@ -92,6 +94,7 @@ impl Sandbox {
                 init: 0,
                 affinity,
                 ending: None,
+                rolling_back: false,
                 oom_seen: 0,
                 commands: HashMap::new(),
                 steps: HashMap::new(),
@@ -151,6 +154,11 @@ impl Sandbox {
     /// Notes that the first process has ended.
     pub fn note_dead(&self) {
         self.pulse.send_modify(|p| p.dead = true);
+    }
+
+    /// Notes that there will be another first process.
+    pub fn note_reborn(&self) {
+        self.pulse.send_modify(|p| p.dead = false);
     }
 
     /// Waits until the first process has ended.

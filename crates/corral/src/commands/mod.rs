@@ -56,6 +56,8 @@ pub async fn dispatch(cli: &Cli) -> anyhow::Result<ExitCode> {
         Command::Resume { ids } => return sandboxes::each(&client, ids, sandboxes::Action::Resume, json).await,
         Command::Events(args) => events::events(&client, args, json).await,
         Command::Snapshot { id, name, scrub } => sandboxes::snapshot(&client, id, name, scrub, json).await,
+        Command::Checkpoint { id } => sandboxes::checkpoint(&client, id, json).await,
+        Command::Rollback { id, checkpoint } => sandboxes::rollback(&client, id, *checkpoint, json).await,
         Command::Fork { id, count } => return sandboxes::fork(&client, id, *count, json).await,
         Command::Stats { id } => sandboxes::stats(&client, id, json).await,
         Command::Image(command) => return images::image(&client, command, json).await,

@@ -7,7 +7,7 @@ use corral_api::catalogue::{BatchItem, BatchResult, CommandList};
 use corral_api::command::{CommandStatus, Outcome};
 use corral_api::environment::Limits;
 use corral_api::image::{ImageRecord, SnapshotSpec};
-use corral_api::sandbox::{ForkSpec, SandboxPage, SandboxSpec, SandboxStats, SandboxStatus};
+use corral_api::sandbox::{Checkpoint, ForkSpec, RollbackSpec, SandboxPage, SandboxSpec, SandboxStats, SandboxStatus};
 use serde::Serialize;
 use std::io::IsTerminal as _;
 use std::process::ExitCode;
@@ -91,6 +91,19 @@ pub async fn snapshot(client: &Client, id: &str, name: &str, scrub: &[String], j
         "{}: {} entries, {} of them deletions, {size}{scrubbed}; stood still for {frozen:.1} ms",
         image.name, report.entries, report.deletions
     ))
+}
+
+/// `corral checkpoint`.
+pub async fn checkpoint(client: &Client, id: &str, json: bool) -> anyhow::Result<()> {
+    let made: Checkpoint = fetch(client.post(&["v1", "sandboxes", id, "checkpoints"])).await?;
+    if json { print_json(&made) } else { print_line(&made.number.to_string()) }
+}
+
+/// `corral rollback`.
+pub async fn rollback(client: &Client, id: &str, checkpoint: u32, json: bool) -> anyhow::Result<()> {
+    let to = RollbackSpec { checkpoint };
+    let sandbox: SandboxStatus = fetch(client.post(&["v1", "sandboxes", id, "rollback"]).json(&to)).await?;
+    if json { print_json(&sandbox) } else { print_line(sandbox.id.as_str()) }
 }
 
 /// `corral fork`.
@@ -204,6 +217,7 @@ pub fn outcome_text(outcome: &Outcome) -> String {
         Outcome::Signaled { name, .. } => name.clone(),
         Outcome::TimedOut { .. } => "timed out".into(),
         Outcome::SandboxEnded => "sandbox ended".into(),
+        Outcome::RolledBack => "rolled back".into(),
         Outcome::OutcomeUnknown => "unknown".into(),
         Outcome::NotStarted { message } => format!("not started: {message}"),
     }

@@ -14,8 +14,8 @@ use corral_api::image::{ImageRecord, SnapshotSpec};
 use corral_api::problem::{ErrorKind, Problem};
 use corral_api::query::EventQuery;
 use corral_api::sandbox::{
-    CreateOnNode, EventPage, ForkSpec, SandboxPage, SandboxSpec, SandboxStats, SandboxStatus, State as SandboxState,
-    TtlUpdate,
+    Checkpoint, CheckpointList, CreateOnNode, EventPage, ForkSpec, RollbackSpec, SandboxPage, SandboxSpec,
+    SandboxStats, SandboxStatus, State as SandboxState, TtlUpdate,
 };
 use futures_util::StreamExt as _;
 use utoipa_axum::{router::OpenApiRouter, routes};
@@ -35,6 +35,9 @@ pub fn routes() -> OpenApiRouter<Gw> {
         .routes(routes!(stats))
         .routes(routes!(fork))
         .routes(routes!(snapshot))
+        .routes(routes!(checkpoint, checkpoints))
+        .routes(routes!(drop_checkpoint))
+        .routes(routes!(rollback))
 }
 
 fn idempotency_key(headers: &HeaderMap) -> Result<Option<String>, Refusal> {
@@ -250,4 +253,32 @@ async fn snapshot(State(gw): State<Gw>, caller: Caller, checked: Checked<Snapsho
         })
         .await?;
     json(201, &image)
+}
+
+/// Keep the disk of a sandbox as it is now, on its node.
+#[utoipa::path(post, path = "/v1/sandboxes/{id}/checkpoints", tag = "sandboxes",
+    responses((status = 201, description = "Kept", body = Checkpoint)))]
+async fn checkpoint(State(gw): State<Gw>, request: Request) -> Answer {
+    gw.forward(request).await
+}
+
+/// List the checkpoints of a sandbox.
+#[utoipa::path(get, path = "/v1/sandboxes/{id}/checkpoints", tag = "sandboxes",
+    responses((status = 200, description = "Oldest first", body = CheckpointList)))]
+async fn checkpoints(State(gw): State<Gw>, request: Request) -> Answer {
+    gw.forward(request).await
+}
+
+/// Remove a checkpoint.
+#[utoipa::path(delete, path = "/v1/sandboxes/{id}/checkpoints/{number}", tag = "sandboxes",
+    responses((status = 204, description = "Removed")))]
+async fn drop_checkpoint(State(gw): State<Gw>, request: Request) -> Answer {
+    gw.forward(request).await
+}
+
+/// Put the disk of a sandbox back to a checkpoint: all its processes end, and it starts again.
+#[utoipa::path(post, path = "/v1/sandboxes/{id}/rollback", tag = "sandboxes", request_body = RollbackSpec,
+    responses((status = 200, description = "It runs again", body = SandboxStatus)))]
+async fn rollback(State(gw): State<Gw>, checked: Checked<RollbackSpec>) -> Answer {
+    gw.forward(checked.request).await
 }

@@ -112,6 +112,7 @@ impl Core {
         }
         match (exit.code, exit.signal) {
             (Some(code), _) => Outcome::Exited { code },
+            (None, Some(libc::SIGKILL)) if sandbox.lock().rolling_back => Outcome::RolledBack,
             (None, Some(libc::SIGKILL)) if is_ending(sandbox) => Outcome::SandboxEnded,
             (None, Some(signal)) => {
                 let mut oom = false;
@@ -133,6 +134,8 @@ impl Core {
         for command in commands.iter().filter(|c| c.is_running()) {
             let outcome = if command.timed_out.load(Ordering::Acquire) {
                 Outcome::TimedOut { timeout_ms: command.lock().timeout_ms }
+            } else if sandbox.lock().rolling_back {
+                Outcome::RolledBack
             } else {
                 Outcome::SandboxEnded
             };

@@ -4,11 +4,13 @@ use super::parts::{Answer, Body, Live, Named, invalid, json};
 use crate::error::runtime_problem;
 use crate::ledger::{Change, SandboxRecord};
 use crate::node::Core;
-use axum::extract::{RawQuery, State};
+use axum::extract::{Path, RawQuery, State};
 use axum::http::StatusCode;
 use corral_api::catalogue::BatchResult;
 use corral_api::image::SnapshotSpec;
-use corral_api::sandbox::{CreateOnNode, EndReason, EndStatus, ForkSpec, SandboxPage, State as Phase, TtlUpdate};
+use corral_api::sandbox::{
+    CheckpointList, CreateOnNode, EndReason, EndStatus, ForkSpec, RollbackSpec, SandboxPage, State as Phase, TtlUpdate,
+};
 use std::sync::Arc;
 
 type Node = State<Arc<Core>>;
@@ -51,6 +53,30 @@ pub async fn fork(State(core): Node, Live(sandbox): Live, Body(fork): Body<ForkS
 pub async fn snapshot(State(core): Node, Live(sandbox): Live, Body(snapshot): Body<SnapshotSpec>) -> Answer {
     let _activity = sandbox.begin();
     json(StatusCode::CREATED, &core.snapshot(&sandbox, snapshot).await?)
+}
+
+pub async fn checkpoint(State(core): Node, Live(sandbox): Live) -> Answer {
+    let _activity = sandbox.begin();
+    json(StatusCode::CREATED, &core.checkpoint(&sandbox).await?)
+}
+
+pub async fn checkpoints(State(_): Node, Live(sandbox): Live) -> Answer {
+    json(StatusCode::OK, &CheckpointList { checkpoints: sandbox.lock().record.checkpoints.clone() })
+}
+
+pub async fn drop_checkpoint(
+    State(core): Node,
+    Live(sandbox): Live,
+    Path((_, number)): Path<(String, String)>,
+) -> Answer {
+    let number = number.parse().map_err(|_| invalid("a checkpoint is a number"))?;
+    core.drop_checkpoint(&sandbox, number).await?;
+    Ok(super::commands::no_content())
+}
+
+pub async fn rollback(State(core): Node, Live(sandbox): Live, Body(to): Body<RollbackSpec>) -> Answer {
+    let _activity = sandbox.begin();
+    json(StatusCode::OK, &core.rollback(&sandbox, to.checkpoint).await?)
 }
 
 pub async fn set_ttl(State(core): Node, Live(sandbox): Live, Body(update): Body<TtlUpdate>) -> Answer {

@@ -4,7 +4,7 @@ use corral_api::command::{CommandStatus, DEFAULT_OUTPUT_BYTES, Outcome, StreamSt
 use corral_api::digest::Digest;
 use corral_api::environment::ResolvedEnvironment;
 use corral_api::ids::{CommandId, SandboxId, SessionId};
-use corral_api::sandbox::{EndStatus, SandboxSpec, SandboxStatus, State};
+use corral_api::sandbox::{Checkpoint, EndStatus, SandboxSpec, SandboxStatus, State};
 use corral_keeper::log;
 use corral_keeper::protocol::LogBounds;
 use serde::{Deserialize, Serialize};
@@ -29,6 +29,9 @@ pub struct SandboxRecord {
     /// The command it starts with, where its environment has an entry point.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub entrypoint: Option<CommandId>,
+    /// Its checkpoints, oldest first.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub checkpoints: Vec<Checkpoint>,
     /// Name of the last snapshot of it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub last_snapshot: Option<String>,

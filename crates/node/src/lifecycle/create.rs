@@ -172,6 +172,7 @@ impl Core {
             entrypoint: request.environment.config.startup().map(|_| CommandId::random()),
             environment: request.environment,
             spec: request.spec,
+            checkpoints: Vec::new(),
             last_snapshot: None,
             created_ms: now,
             started_ms: None,
@@ -209,8 +210,8 @@ impl Core {
         }
     }
 
-    /// Starts an admitted sandbox.
-    async fn start(self: &Arc<Self>, sandbox: &Arc<Sandbox>, from: Option<String>) -> Result<(), Problem> {
+    /// Starts an admitted sandbox, or again one that was rolled back, with a writable layer that begins as `from`.
+    pub(super) async fn start(self: &Arc<Self>, sandbox: &Arc<Sandbox>, from: Option<String>) -> Result<(), Problem> {
         let _slot = self.starts.acquire().await.map_err(|_| overloaded("the node is ending"))?;
         self.set_state(sandbox, State::Starting);
         // The intent is in the ledger before anything of the sandbox exists.

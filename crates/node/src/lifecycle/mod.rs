@@ -1,5 +1,6 @@
 //! A sandbox's life, a file per operation.
 
+mod checkpoint;
 mod create;
 mod fork;
 mod pause;

@@ -47,6 +47,15 @@ impl Core {
     /// When it neither runs nor is paused, cannot be frozen, or the host refuses.
     pub(super) async fn still(self: &Arc<Self>, sandbox: &Arc<Sandbox>) -> Result<Still, Problem> {
         let _one = sandbox.lifecycle.lock().await;
+        let name = format!("{TEMPORARY}{}", corral_api::ids::CommandId::random());
+        // What was made of a copy that failed is removed with it.
+        let mut still = Still { core: self.clone(), name: name.clone(), frozen: Duration::ZERO };
+        still.frozen = self.copy_still(sandbox, &name).await?;
+        Ok(still)
+    }
+
+    /// Copies the writable layer to this name; how long the sandbox stood still. The caller holds its life cycle.
+    pub(super) async fn copy_still(self: &Arc<Self>, sandbox: &Arc<Sandbox>, name: &str) -> Result<Duration, Problem> {
         let failed = |e: &corral_runtime::RuntimeError| runtime_problem(e).sandbox(&sandbox.id);
         let runs = match sandbox.state() {
             State::Running => true,
@@ -58,8 +67,7 @@ impl Core {
             }
         };
         self.containers.writable().ensure_room().map_err(|e| failed(&e))?;
-        let name = format!("{TEMPORARY}{}", corral_api::ids::CommandId::random());
-        let (of, to, this) = (sandbox.id.clone(), name.clone(), self.clone());
+        let (of, to, this) = (sandbox.id.clone(), name.to_owned(), self.clone());
         let copy = || tokio::task::spawn_blocking(move || this.containers.writable().snapshot(of.as_str(), &to));
         // No process may be on its way in: it would freeze half-way.
         let alone = if runs { Some(sandbox.gate.write().await) } else { None };
@@ -71,11 +79,10 @@ impl Core {
         let thawed = if runs { self.containers.set_frozen(&sandbox.id, false).await } else { Ok(()) };
         let frozen = begun.elapsed();
         drop(alone);
-        let still = Still { core: self.clone(), name, frozen };
         copied
             .map_err(|_| Problem::new(ErrorKind::Internal, "copying the writable layer failed"))?
             .map_err(|e| failed(&e))?;
         thawed.map_err(|e| failed(&e))?;
-        Ok(still)
+        Ok(frozen)
     }
 }

@@ -39,6 +39,7 @@ impl Core {
         if let Some(keeper) = self.keepers.get(record.keeper) {
             keeper.live.fetch_sub(1, Ordering::Relaxed);
         }
+        self.remove_checkpoints(sandbox).await;
         self.give_slot(record.slot);
         let reason = sandbox.lock().ending.as_ref().map(|e| e.reason);
         let reason = serde_json::to_string(&reason).unwrap_or_default().trim_matches('"').to_owned();
@@ -75,7 +76,7 @@ impl Core {
     /// The first process of a sandbox has ended by itself, or was killed.
     pub fn first_process_ended(self: &Arc<Self>, sandbox: &Arc<Sandbox>, exit: Exit) {
         sandbox.note_dead();
-        if matches!(sandbox.state(), State::Stopping | State::Ended) {
+        if matches!(sandbox.state(), State::Stopping | State::Ended) || sandbox.lock().rolling_back {
             return;
         }
         let oom = exit.signal == Some(libc::SIGKILL)

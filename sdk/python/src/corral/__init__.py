@@ -52,6 +52,7 @@ from ._sync.sandbox import Sandbox
 from ._sync.sessions import Session
 from ._types import (
     Cause,
+    Checkpoint,
     CommandStatus,
     DirectoryPage,
     End,
@@ -96,7 +97,7 @@ __all__ = [
     "AsyncPty",
     "AsyncSandbox",
     "AsyncSession",
-    "Cause",
+    "Cause", "Checkpoint",
     "Client",
     "Command",
     "CommandFailed",

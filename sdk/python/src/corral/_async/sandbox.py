@@ -11,6 +11,7 @@ from .._errors import CorralError, NotFound, SandboxEnded, error_of
 from .._requests import Request, checked, exec_body, inline_stdin, path
 from .._retry import Repeat
 from .._types import (
+    Checkpoint,
     CommandStatus,
     ExecResult,
     ImageRecord,
@@ -104,6 +105,26 @@ class AsyncSandbox:
         body = {"name": name, "scrub": list(scrub)}
         request = Request("POST", self._path("snapshots"), json=body, repeat=Repeat.REFUSED, read_timeout=600)
         return decode(ImageRecord, await self._transport.json(request))
+
+    async def checkpoint(self) -> Checkpoint:
+        """Keeps its disk as it is now, on its node, for as long as it lives. Takes milliseconds."""
+        request = Request("POST", self._path("checkpoints"), repeat=Repeat.REFUSED)
+        return decode(Checkpoint, await self._transport.json(request))
+
+    async def checkpoints(self) -> list[Checkpoint]:
+        """Its checkpoints, oldest first."""
+        listed = await self._transport.json(Request("GET", self._path("checkpoints")))
+        return [decode(Checkpoint, item) for item in listed["checkpoints"]]
+
+    async def drop_checkpoint(self, number: int) -> None:
+        """Removes a checkpoint."""
+        await self._transport.send(Request("DELETE", self._path("checkpoints", str(number)), gone_is_done=True))
+
+    async def rollback(self, checkpoint: Checkpoint | int) -> SandboxStatus:
+        """Puts its disk back to a checkpoint. All its processes end, and its entry point starts again."""
+        number = checkpoint if isinstance(checkpoint, int) else checkpoint.number
+        request = Request("POST", self._path("rollback"), json={"checkpoint": number}, repeat=Repeat.REFUSED)
+        return await self._update(request)
 
     async def fork(
         self, count: int = 1, *, labels: Mapping[str, str] | None = None, idempotency_key: str | None = None

@@ -13,6 +13,7 @@ from .._errors import CorralError, NotFound, SandboxEnded, error_of
 from .._requests import Request, checked, exec_body, inline_stdin, path
 from .._retry import Repeat
 from .._types import (
+    Checkpoint,
     CommandStatus,
     ExecResult,
     ImageRecord,
@@ -106,6 +107,26 @@ class Sandbox:
         body = {"name": name, "scrub": list(scrub)}
         request = Request("POST", self._path("snapshots"), json=body, repeat=Repeat.REFUSED, read_timeout=600)
         return decode(ImageRecord, self._transport.json(request))
+
+    def checkpoint(self) -> Checkpoint:
+        """Keeps its disk as it is now, on its node, for as long as it lives. Takes milliseconds."""
+        request = Request("POST", self._path("checkpoints"), repeat=Repeat.REFUSED)
+        return decode(Checkpoint, self._transport.json(request))
+
+    def checkpoints(self) -> list[Checkpoint]:
+        """Its checkpoints, oldest first."""
+        listed = self._transport.json(Request("GET", self._path("checkpoints")))
+        return [decode(Checkpoint, item) for item in listed["checkpoints"]]
+
+    def drop_checkpoint(self, number: int) -> None:
+        """Removes a checkpoint."""
+        self._transport.send(Request("DELETE", self._path("checkpoints", str(number)), gone_is_done=True))
+
+    def rollback(self, checkpoint: Checkpoint | int) -> SandboxStatus:
+        """Puts its disk back to a checkpoint. All its processes end, and its entry point starts again."""
+        number = checkpoint if isinstance(checkpoint, int) else checkpoint.number
+        request = Request("POST", self._path("rollback"), json={"checkpoint": number}, repeat=Repeat.REFUSED)
+        return self._update(request)
 
     def fork(
         self, count: int = 1, *, labels: Mapping[str, str] | None = None, idempotency_key: str | None = None

@@ -16,11 +16,23 @@ from .catalogue import (
 from .commands import CommandStatus, ExecResult, Outcome, OutcomeType, OutputChunk, SessionStatus, StreamStatus, Usage
 from .events import Event, EventPage
 from .files import DirectoryPage, FileStatus, FileType, WatchEvent
-from .sandboxes import Cause, End, EndReason, EnvironmentSpec, Limits, SandboxSpec, SandboxStats, SandboxStatus, State
+from .sandboxes import (
+    Cause,
+    Checkpoint,
+    End,
+    EndReason,
+    EnvironmentSpec,
+    Limits,
+    SandboxSpec,
+    SandboxStats,
+    SandboxStatus,
+    State,
+)
 from .system import NodeStatus, VersionInfo
 
 __all__ = [
     "Cause",
+    "Checkpoint",
     "CommandStatus",
     "DirectoryPage",
     "End",

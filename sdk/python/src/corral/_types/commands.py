@@ -15,6 +15,7 @@ class OutcomeType(OpenEnum):
     SIGNALED = "signaled"
     TIMED_OUT = "timed_out"
     SANDBOX_ENDED = "sandbox_ended"
+    ROLLED_BACK = "rolled_back"
     OUTCOME_UNKNOWN = "outcome_unknown"
     NOT_STARTED = "not_started"
 

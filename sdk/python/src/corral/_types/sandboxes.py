@@ -205,6 +205,18 @@ class SandboxStatus:
 
 
 @dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """The disk of a sandbox as it was at one moment, kept on its node for as long as the sandbox lives."""
+
+    number: int
+    """Its number, rising from 1."""
+    created_at: datetime | None = None
+    """When."""
+    frozen_us: int = 0
+    """Microseconds that the sandbox stood still for it."""
+
+
+@dataclass(frozen=True, slots=True)
 class SandboxStats:
     """Use of resources by a sandbox."""
 
