@@ -75,6 +75,47 @@ def test_snapshots_of_snapshots_are_a_tree(make: Make, box: corral.Sandbox, name
     assert [make(name).exec(look).stdout for name in names[:3]] == ["1\n", "2\nb\n", "c\n"]
 
 
+def test_what_differs_is_told(server: Server, client: corral.Client, box: corral.Sandbox, names: list[str]) -> None:
+    box.exec("mkdir -p /d/e /gone/deep; echo 1 > /d/same; echo 1 > /d/e/changed; echo 1 > /gone/deep/f", check=True)
+    box.exec("ln -s a /d/link; echo 1 > /d/mode; echo 1 > /d/typed", check=True)
+    box.snapshot(names[0])
+    box.exec("echo 2 > /d/e/changed; rm -r /gone; mkdir -p /new/sub; echo n > /new/sub/f; ln -sf b /d/link", check=True)
+    box.exec("chmod 600 /d/mode; rm /d/typed; mkdir /d/typed; echo x > /d/typed/in; rm /bin/ls", check=True)
+    box.exec("rm -r /home; mkdir /home; cp -a /d/same /d/copy; rm /d/same; mv /d/copy /d/same", check=True)
+    box.snapshot(names[1])
+    seen = {entry.path: str(entry.change) for entry in client.images.diff(names[1], names[0]).entries}
+    expected = {
+        "/bin/ls": "deleted",
+        "/d/e/changed": "changed",
+        "/d/link": "changed",
+        "/d/mode": "changed",
+        "/d/typed": "changed",
+        "/d/typed/in": "added",
+        "/gone": "deleted",
+        "/gone/deep": "deleted",
+        "/gone/deep/f": "deleted",
+        "/new": "added",
+        "/new/sub": "added",
+        "/new/sub/f": "added",
+    }
+    homes = {path for path in seen if path.startswith("/home/")}
+    assert {path: seen[path] for path in seen if path not in homes} == expected
+    assert all(seen[path] == "deleted" for path in homes)
+    back = {entry.path: str(entry.change) for entry in client.images.diff(names[0], names[1]).entries}
+    turned = {"added": "deleted", "deleted": "added", "changed": "changed"}
+    assert {path: turned[change] for path, change in back.items() if path != "/d/typed/in"} == {
+        path: change for path, change in seen.items() if path != "/d/typed/in"
+    }
+    assert client.images.diff(names[0], names[0]).entries == ()
+    assert len(client.images.diff(names[1], names[0], limit=3).entries) == 3
+    assert client.images.diff(names[1], names[0], limit=3).truncated
+    told = server.cli("image", "diff", names[0], names[1]).stdout.decode().splitlines()
+    assert "D /gone/deep/f" in told
+    assert "C /d/mode" in told
+    with pytest.raises(corral.NotFound):
+        client.images.diff(names[1], "no-such-image")
+
+
 def test_equal_snapshots_are_one_layer(box: corral.Sandbox, names: list[str]) -> None:
     box.exec("echo same > /tmp/same", check=True)
     one, two = box.snapshot(names[0]), box.snapshot(names[1])

@@ -1,5 +1,6 @@
 //! API keys, and the bodies that list the catalogue's records.
 
+use crate::digest::Digest;
 use crate::environment::EnvironmentRecord;
 use crate::image::{ImageRecord, LayerRecord};
 use crate::node::NodeStatus;
@@ -65,6 +66,78 @@ pub struct ImageList {
 pub struct LayerList {
     /// The layers, by digest.
     pub layers: Vec<LayerRecord>,
+}
+
+/// What a layer takes on a node.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct LayerUsage {
+    /// The layer.
+    pub digest: Digest,
+    /// Bytes of metadata and data.
+    pub size_bytes: u64,
+    /// Bytes it takes on the node's disk.
+    pub local_bytes: u64,
+    /// Its chunks.
+    pub chunks: u64,
+    /// Chunks that are on the node.
+    pub local_chunks: u64,
+    /// Whether it is in the shared store; absent where there is none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub published: Option<bool>,
+    /// Whether it is mounted.
+    pub mounted: bool,
+}
+
+/// Answer to `GET /v1/layers:usage`.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct LayerUsageList {
+    /// Layers on the node, by digest.
+    pub layers: Vec<LayerUsage>,
+    /// Layers that are only in the shared store.
+    pub elsewhere: u64,
+}
+
+/// Body of `POST /v1/layers:gc`.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct GcSpec {
+    /// How long what nothing needs stays in the shared store, in milliseconds. A day where absent.
+    #[serde(default = "a_day")]
+    pub grace_ms: u64,
+    /// Only tell what would be removed.
+    #[serde(default)]
+    pub dry_run: bool,
+}
+
+fn a_day() -> u64 {
+    24 * 3600 * 1000
+}
+
+/// What the gateway asks of a node for a collection.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct GcOnNode {
+    /// The caller's settings.
+    pub spec: GcSpec,
+    /// Layers that the catalogue names, of all projects.
+    pub needed: Vec<Digest>,
+}
+
+/// Answer to `POST /v1/layers:gc`.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct GcResult {
+    /// Layers that were removed, or would be.
+    pub layers: Vec<Digest>,
+    /// Packs that were removed, or would be.
+    pub packs: u64,
+    /// Bytes of these packs.
+    pub pack_bytes: u64,
+    /// Layers and packs that nothing needs, but not for long enough.
+    pub waiting: u64,
+    /// Bytes of packs that are needed.
+    pub kept_bytes: u64,
+    /// Whether nothing was removed.
+    pub dry_run: bool,
 }
 
 /// Answer to `GET /v1/environments`.

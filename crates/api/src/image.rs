@@ -141,6 +141,48 @@ pub struct PackReport {
     pub scrubbed_count: u64,
 }
 
+/// How a path differs between two images.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum Change {
+    /// It is only in the second.
+    Added,
+    /// It is in both, and not the same: type, owner, mode, time, attributes or content.
+    Changed,
+    /// It is only in the first.
+    Deleted,
+}
+
+/// A path that differs.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct DiffEntry {
+    /// Absolute path.
+    pub path: String,
+    /// How it differs. What lies in a directory that was added or deleted is listed as well.
+    pub change: Change,
+}
+
+/// Answer to `GET /v1/images/{name}/diff`.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct ImageDiff {
+    /// Paths, sorted.
+    pub entries: Vec<DiffEntry>,
+    /// Whether there were more than the limit.
+    pub truncated: bool,
+}
+
+/// What the gateway asks of a node for a diff.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct DiffOnNode {
+    /// Layers of the first image, lowest first.
+    pub from: Vec<Digest>,
+    /// Layers of the second.
+    pub to: Vec<Digest>,
+    /// Most entries.
+    pub limit: u32,
+}
+
 /// Body of `POST /v1/sandboxes/{id}/snapshots`.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]

@@ -31,6 +31,18 @@ pub struct ImageUpload {
     pub platform: Option<String>,
 }
 
+/// `GET /v1/images/{name}/diff`.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, IntoParams)]
+#[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
+pub struct DiffQuery {
+    /// The image to compare with, by name or digest.
+    pub from: String,
+    /// Most entries, 1 to 100,000; 10,000 where absent.
+    #[serde(default)]
+    pub limit: Option<u32>,
+}
+
 /// `PUT /v1/layers`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, IntoParams)]
 #[serde(deny_unknown_fields)]

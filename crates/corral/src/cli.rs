@@ -225,6 +225,9 @@ pub struct UpArgs {
     /// Space on the disk of the data directory that is never taken for writable layers.
     #[arg(long, value_name = "MIB", default_value = "4096")]
     pub disk_reserve_mib: u32,
+    /// Store of layers that nodes share: file:///dir (also NFS, CephFS, 3FS) or s3://bucket/prefix?region=…&endpoint=….
+    #[arg(long, value_name = "URL", env = "CORRAL_STORE")]
+    pub store: Option<corral_node::StoreConfig>,
     /// Keep everything in a temporary directory that is removed at the end.
     #[arg(long, conflicts_with = "data_dir")]
     pub ephemeral: bool,

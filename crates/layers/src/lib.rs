@@ -20,6 +20,7 @@
 mod build;
 mod chain;
 mod config;
+mod diff;
 mod dircopy;
 mod error;
 mod extract;
@@ -39,9 +40,11 @@ mod stage;
 mod store;
 mod stream;
 mod tarstream;
+mod usage;
 
 pub use build::{BuildOptions, LayerSource};
 pub use config::{CancelFlag, ImportOptions, LayersConfig, Limits, ProgressFn};
+pub use corral_store::StoreConfig;
 pub use error::{EntryFault, ImportError, MountError, StoreError};
 pub use scrub::{Scrub, ScrubError};
 pub use shared::{GcReport, GcRules, Published, SharedError, SharedLayers};

@@ -1,5 +1,6 @@
 //! What the operator sets of a node.
 
+use corral_layers::StoreConfig;
 use corral_runtime::writable::WritableConfig;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -25,6 +26,8 @@ pub struct NodeConfig {
     pub keep_ended_count: u64,
     /// Space for writable layers.
     pub writable: WritableConfig,
+    /// The store of layers that nodes share.
+    pub store: Option<StoreConfig>,
     /// Registry hosts that may be spoken to without TLS, besides loopback.
     pub plain_http_hosts: Vec<String>,
 }
@@ -42,6 +45,7 @@ impl NodeConfig {
             keep_output_bytes: 512 << 20,
             keep_ended_count: 20_000,
             writable: WritableConfig::default(),
+            store: None,
             plain_http_hosts: Vec::new(),
         }
     }

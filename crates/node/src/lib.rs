@@ -28,9 +28,11 @@ mod node;
 mod notices;
 mod reminder;
 mod sandbox;
+mod shared;
 mod start;
 mod upkeep;
 
 pub use config::NodeConfig;
+pub use corral_layers::StoreConfig;
 pub use corral_runtime::writable::WritableConfig;
 pub use start::{Node, NodeHandle, StartError};

@@ -10,7 +10,7 @@ use crate::sandbox::Sandbox;
 use corral_api::ids::{NodeId, SandboxId};
 use corral_api::problem::{ErrorKind, Problem};
 use corral_api::sandbox::{EventKind, State};
-use corral_layers::LayerStore;
+use corral_layers::{LayerStore, SharedLayers};
 use corral_runtime::container::Containers;
 use corral_runtime::keeper_link::KeeperLink;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
@@ -36,6 +36,10 @@ pub struct Core {
     pub keepers: Keepers,
     /// Layers.
     pub layers: LayerStore,
+    /// The store that nodes share, where there is one.
+    pub shared: Option<SharedLayers>,
+    /// Layers being fetched.
+    pub fetching: crate::shared::Turns,
     /// Room on the disk for what runs.
     pub ballast: Ballast,
     /// Counters.
@@ -80,6 +84,8 @@ pub struct Parts {
     pub keepers: Keepers,
     /// Layers.
     pub layers: LayerStore,
+    /// The store that nodes share.
+    pub shared: Option<SharedLayers>,
     /// Number of the last event.
     pub last_event: u64,
 }
@@ -87,7 +93,7 @@ pub struct Parts {
 impl Core {
     /// Puts a node together.
     pub fn new(parts: Parts) -> Self {
-        let Parts { id, config, ledger, containers, keepers, layers, last_event } = parts;
+        let Parts { id, config, ledger, containers, keepers, layers, shared, last_event } = parts;
         Self {
             id,
             starts: Semaphore::new(config.start_slots),
@@ -99,6 +105,8 @@ impl Core {
             containers,
             keepers,
             layers,
+            shared,
+            fetching: crate::shared::Turns::default(),
             metrics: Metrics::default(),
             cores: std::thread::available_parallelism().map_or(1, |n| n.get() as u16),
             queued: AtomicUsize::new(0),

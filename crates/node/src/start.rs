@@ -6,10 +6,11 @@ use crate::ledger::{Ledger, LedgerError};
 use crate::node::{Core, Parts};
 use corral_api::ids::NodeId;
 use corral_api::sandbox::{EndReason, EndStatus};
-use corral_layers::{LayerStore, LayersConfig};
+use corral_layers::{LayerStore, LayersConfig, SharedError, SharedLayers, StoreConfig};
 use corral_runtime::RuntimeError;
 use corral_runtime::container::Containers;
 use corral_runtime::keeper_process::Programs;
+use corral_store::Store;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -39,6 +40,9 @@ pub enum StartError {
     /// The layer store.
     #[error("the layer store cannot be used")]
     Layers(#[source] corral_layers::StoreError),
+    /// The shared store.
+    #[error("the shared store of layers cannot be used")]
+    Shared(#[source] SharedError),
     /// The socket.
     #[error("cannot listen on {path}")]
     Listen {
@@ -80,6 +84,8 @@ impl Node {
         for dir in [data.clone(), data.join("run"), data.join("logs"), data.join("layers"), data.join("spool")] {
             make_private(&dir)?;
         }
+        // First what takes nothing of the host.
+        let remote = open_store(config.store.as_ref()).await.map_err(|e| StartError::Shared(SharedError::Remote(e)))?;
         let programs = Programs::find().map_err(StartError::Runtime)?;
         if config.max_live == 0 {
             config.max_live = (crate::upkeep::memory().total_bytes / BYTES_PER_SANDBOX).max(16);
@@ -97,6 +103,7 @@ impl Node {
         let layers_config =
             LayersConfig { plain_http_hosts: config.plain_http_hosts.clone(), ..LayersConfig::default() };
         let layers = LayerStore::open(data.join("layers"), layers_config).map_err(StartError::Layers)?;
+        let shared = remote.map(|remote| join_store(&layers, remote)).transpose().map_err(StartError::Shared)?;
         let (send, notices) = mpsc::unbounded_channel();
         let keepers = Keepers::new(programs, &data.join("run"), config.max_live, send);
         let core = Arc::new(Core::new(Parts {
@@ -106,6 +113,7 @@ impl Node {
             containers: Arc::new(containers),
             keepers,
             layers,
+            shared,
             last_event,
         }));
         let (adopted, hearing) = core.adopt(live, rebooted, notices).await.map_err(StartError::Runtime)?;
@@ -115,6 +123,29 @@ impl Node {
         let tasks = vec![hearing, looking, tokio::spawn(core.clone().keep_up())];
         Ok(NodeHandle { core, tasks })
     }
+}
+
+/// Opens the store that nodes share, and makes sure that it can be used.
+async fn open_store(store: Option<&StoreConfig>) -> Result<Option<Arc<dyn Store>>, corral_store::StoreError> {
+    let Some(store) = store else { return Ok(None) };
+    let remote = store.open()?;
+    remote.check().await?;
+    tracing::info!(store = remote.describe(), "layers are shared");
+    Ok(Some(remote))
+}
+
+/// Joins the layers here to those of the shared store.
+fn join_store(layers: &LayerStore, remote: Arc<dyn Store>) -> Result<SharedLayers, SharedError> {
+    let shared = SharedLayers::open(layers.clone(), remote)?;
+    // What others published before is not stored again. It can be learned while the node works.
+    let learner = shared.clone();
+    tokio::spawn(async move {
+        match learner.learn_all().await {
+            Ok(new) => tracing::info!(new, "layers of the shared store are known"),
+            Err(error) => tracing::warn!(error = %crate::error::chain(&error), "the shared store cannot be listed"),
+        }
+    });
+    Ok(shared)
 }
 
 /// The node's id, made once for a data directory and kept outside the ledger, which may be put aside.

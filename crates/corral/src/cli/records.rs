@@ -1,6 +1,6 @@
 //! Images, layers, environments, keys and nodes on the command line.
 
-use super::values::{EntrypointArgs, Pair, key_value, layer_kind};
+use super::values::{EntrypointArgs, Pair, key_value, layer_kind, milliseconds};
 use clap::{Args, Subcommand, ValueEnum};
 use corral_api::digest::Digest;
 use corral_api::image::LayerKind;
@@ -39,6 +39,14 @@ pub enum ImageCommand {
     Inspect {
         /// Name or digest.
         name: String,
+    },
+    /// Print what differs between two images: A added, C changed, D deleted.
+    #[command(after_help = "Example:\n  corral image diff before after")]
+    Diff {
+        /// The image to compare with.
+        from: String,
+        /// The image that is compared.
+        to: String,
     },
     /// Remove images.
     Rm {
@@ -96,6 +104,21 @@ pub enum LayerCommand {
     },
     /// List layers.
     Ls,
+    /// What layers take on the node and in the shared store.
+    Du,
+    /// Remove from the shared store what no image, layer, environment or sandbox needs.
+    #[command(after_help = "\
+Examples:
+  corral layer gc --dry-run                   only tell what would go
+  corral layer gc --grace 2h")]
+    Gc {
+        /// How long what nothing needs stays.
+        #[arg(long, value_name = "TIME", default_value = "24h", value_parser = milliseconds)]
+        grace: u64,
+        /// Remove nothing.
+        #[arg(long)]
+        dry_run: bool,
+    },
     /// Remove layers.
     Rm {
         /// Digests.

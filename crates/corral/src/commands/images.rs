@@ -4,10 +4,10 @@ use super::delete_each;
 use super::transfer::Upload;
 use crate::cli::{ImageCommand, ImportArgs, KindArg, LayerCommand};
 use crate::client::{ApiError, Client, Lines, fetch, send};
-use crate::output::{bytes, print_json, print_json_line, print_line, print_table};
+use crate::output::{bytes, print_json, print_json_line, print_line, print_table, printable};
 use anyhow::Context as _;
-use corral_api::catalogue::{ImageList, LayerList};
-use corral_api::image::{ImageRecord, ImportProgress};
+use corral_api::catalogue::{GcResult, GcSpec, ImageList, LayerList, LayerUsageList};
+use corral_api::image::{Change, ImageDiff, ImageRecord, ImportProgress};
 use corral_api::node::RegistryImport;
 use corral_api::query::{ImageUpload, LayerUpload, UploadKind};
 use indicatif::{ProgressBar, ProgressStyle};
@@ -38,9 +38,26 @@ pub async fn image(client: &Client, command: &ImageCommand, json: bool) -> anyho
         ImageCommand::Inspect { name } => {
             print_json(&fetch::<ImageRecord>(client.get(&["v1", "images", name])).await?)?;
         }
+        ImageCommand::Diff { from, to } => diff(client, from, to, json).await?,
         ImageCommand::Rm { names } => return delete_each(client, "images", names, json).await,
     }
     Ok(ExitCode::SUCCESS)
+}
+
+async fn diff(client: &Client, from: &str, to: &str, json: bool) -> anyhow::Result<()> {
+    let diff: ImageDiff = fetch(client.get(&["v1", "images", to, "diff"]).query(&[("from", from)])).await?;
+    if json {
+        return print_json(&diff);
+    }
+    for entry in &diff.entries {
+        let mark = match entry.change {
+            Change::Added => 'A',
+            Change::Changed => 'C',
+            Change::Deleted => 'D',
+        };
+        print_line(&format!("{mark} {}", printable(&entry.path)))?;
+    }
+    if diff.truncated { print_line("… and more") } else { Ok(()) }
 }
 
 /// `corral layer`.
@@ -66,9 +83,41 @@ pub async fn layer(client: &Client, command: &LayerCommand, json: bool) -> anyho
                 )?;
             }
         }
+        LayerCommand::Du => usage(client, json).await?,
+        LayerCommand::Gc { grace, dry_run } => {
+            let spec = GcSpec { grace_ms: *grace, dry_run: *dry_run };
+            let result: GcResult = fetch(client.post(&["v1", "layers:gc"]).json(&spec)).await?;
+            if json {
+                print_json(&result)?;
+            } else {
+                let (layers, packs, size) = (result.layers.len(), result.packs, bytes(result.pack_bytes));
+                let would = if result.dry_run { "would be " } else { "" };
+                let (waiting, kept) = (result.waiting, bytes(result.kept_bytes));
+                print_line(&format!(
+                    "{layers} layers and {packs} packs ({size}) {would}removed; {waiting} unneeded wait, {kept} are needed"
+                ))?;
+            }
+        }
         LayerCommand::Rm { digests } => return delete_each(client, "layers", digests, json).await,
     }
     Ok(ExitCode::SUCCESS)
+}
+
+async fn usage(client: &Client, json: bool) -> anyhow::Result<()> {
+    let list: LayerUsageList = fetch(client.get(&["v1", "layers:usage"])).await?;
+    if json {
+        return print_json(&list);
+    }
+    print_table(
+        &["DIGEST", "SIZE", "HERE", "CHUNKS", "MOUNTED", "SHARED"],
+        list.layers.iter().map(|l| {
+            let yes = |set: bool| if set { "yes" } else { "no" }.to_owned();
+            let chunks = format!("{}/{}", l.local_chunks, l.chunks);
+            let shared = l.published.map_or_else(String::new, yes);
+            vec![l.digest.to_string(), bytes(l.size_bytes), bytes(l.local_bytes), chunks, yes(l.mounted), shared]
+        }),
+    )?;
+    if list.elsewhere > 0 { print_line(&format!("{} more in the shared store", list.elsewhere)) } else { Ok(()) }
 }
 
 async fn import(client: &Client, args: &ImportArgs, json: bool) -> anyhow::Result<()> {

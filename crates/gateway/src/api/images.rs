@@ -6,17 +6,22 @@ use crate::extract::{Checked, Name, Parameters, json};
 use crate::octets::Octets;
 use crate::refusal::{Answer, Refusal};
 use crate::state::{Caller, Gw};
+use axum::body::Body;
 use axum::extract::{Request, State};
-use axum::http::{StatusCode, Uri};
+use axum::http::{HeaderValue, Method, StatusCode, Uri, header};
 use axum::response::IntoResponse as _;
 use corral_api::catalogue::ImageList;
-use corral_api::image::{ImageRecord, ImportProgress};
+use corral_api::image::{DiffOnNode, ImageDiff, ImageRecord, ImportProgress};
 use corral_api::node::RegistryImport;
-use corral_api::query::ImageUpload;
+use corral_api::query::{DiffQuery, ImageUpload};
 use utoipa_axum::{router::OpenApiRouter, routes};
 
 pub fn routes() -> OpenApiRouter<Gw> {
-    OpenApiRouter::new().routes(routes!(list)).routes(routes!(import)).routes(routes!(get, upload, remove))
+    OpenApiRouter::new()
+        .routes(routes!(list))
+        .routes(routes!(import))
+        .routes(routes!(get, upload, remove))
+        .routes(routes!(diff))
 }
 
 /// List images.
@@ -82,4 +87,35 @@ async fn remove(State(gw): State<Gw>, caller: Caller, Name(name): Name) -> Answe
         }
     }
     Ok(StatusCode::NO_CONTENT.into_response())
+}
+
+/// What differs between two images: paths added, changed and deleted since `from`.
+#[utoipa::path(get, path = "/v1/images/{name}/diff", tag = "images", params(DiffQuery),
+    responses((status = 200, description = "Paths, sorted", body = ImageDiff)))]
+async fn diff(
+    State(gw): State<Gw>,
+    caller: Caller,
+    Name(name): Name,
+    Parameters(query): Parameters<DiffQuery>,
+) -> Answer {
+    const USUAL: u32 = 10_000;
+    const MOST: u32 = 100_000;
+    let limit = query.limit.unwrap_or(USUAL);
+    if !(1..=MOST).contains(&limit) {
+        return Err(Refusal::invalid(format!("limit: 1 to {MOST}")));
+    }
+    let project = caller.project_id.clone();
+    let (from, to) = gw
+        .catalogue(move |c| {
+            let layers = |name: &str| c.image(&project, name).map(|i| i.layers.iter().map(|l| l.digest).collect());
+            Ok((layers(&query.from)?, layers(&name)?))
+        })
+        .await?;
+    let internal = |error: serde_json::Error| Refusal::internal("writing the comparison", &error);
+    let body = serde_json::to_vec(&DiffOnNode { from, to, limit }).map_err(internal)?;
+    let mut request = Request::new(Body::from(body));
+    *request.method_mut() = Method::POST;
+    request.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
+    request.extensions_mut().insert(caller);
+    gw.forward_as(gw.directory.any()?, request, "/rpc/layers:diff").await
 }

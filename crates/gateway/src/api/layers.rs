@@ -2,15 +2,15 @@
 
 use super::imports;
 use crate::directory::DOCUMENT_LIMIT;
-use crate::extract::{Name, Parameters, json};
+use crate::extract::{Json, Name, Parameters, json};
 use crate::octets::Octets;
 use crate::refusal::{Answer, Refusal};
 use crate::state::{Caller, Gw, claim};
 use axum::body::{Body, to_bytes};
 use axum::extract::{Request, State};
-use axum::http::{Method, StatusCode};
+use axum::http::{HeaderValue, Method, StatusCode, header};
 use axum::response::IntoResponse as _;
-use corral_api::catalogue::LayerList;
+use corral_api::catalogue::{GcOnNode, GcResult, GcSpec, LayerList, LayerUsageList};
 use corral_api::digest::Digest;
 use corral_api::image::ImportProgress;
 use corral_api::problem::{ErrorKind, Problem};
@@ -18,7 +18,7 @@ use corral_api::query::LayerUpload;
 use utoipa_axum::{router::OpenApiRouter, routes};
 
 pub fn routes() -> OpenApiRouter<Gw> {
-    OpenApiRouter::new().routes(routes!(list, build)).routes(routes!(remove))
+    OpenApiRouter::new().routes(routes!(list, build)).routes(routes!(remove)).routes(routes!(usage)).routes(routes!(gc))
 }
 
 /// List layers.
@@ -94,4 +94,25 @@ async fn delete_on_nodes(gw: &Gw, caller: &Caller, digest: Digest) -> Result<(),
         return Err(problem.into());
     }
     Ok(())
+}
+
+/// What layers take on a node and in the shared store.
+#[utoipa::path(get, path = "/v1/layers:usage", tag = "layers",
+    responses((status = 200, description = "By digest", body = LayerUsageList)))]
+async fn usage(State(gw): State<Gw>, request: Request) -> Answer {
+    gw.forward_as(gw.directory.any()?, request, "/rpc/layers:usage").await
+}
+
+/// Remove from the shared store what no image, layer, environment or sandbox needs.
+#[utoipa::path(post, path = "/v1/layers:gc", tag = "layers", request_body = GcSpec,
+    responses((status = 200, description = "What was removed, or would be", body = GcResult)))]
+async fn gc(State(gw): State<Gw>, caller: Caller, Json(spec): Json<GcSpec>) -> Answer {
+    let needed = gw.catalogue(|c| c.all_layers()).await?;
+    let internal = |error: serde_json::Error| Refusal::internal("writing the collection", &error);
+    let body = serde_json::to_vec(&GcOnNode { spec, needed }).map_err(internal)?;
+    let mut request = Request::new(Body::from(body));
+    *request.method_mut() = Method::POST;
+    request.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
+    request.extensions_mut().insert(caller);
+    gw.forward_as(gw.directory.any()?, request, "/rpc/layers:gc").await
 }

@@ -89,6 +89,25 @@ impl Catalogue {
         self.write("storing a layer", |tx| insert(tx, project, layer))
     }
 
+    /// Digests of all layers of all projects.
+    ///
+    /// # Errors
+    /// The database fails or a digest is damaged.
+    pub fn all_layers(&self) -> Result<Vec<Digest>, CatalogueError> {
+        let sql = |source| CatalogueError::Sql { op: "listing the layers", source };
+        let connection = self.connection();
+        let mut statement = connection.prepare_cached("SELECT DISTINCT digest FROM layers").map_err(sql)?;
+        let rows = statement.query_map([], |row| row.get::<_, String>(0)).map_err(sql)?;
+        let mut digests = Vec::new();
+        for row in rows {
+            let text = row.map_err(sql)?;
+            // One that cannot be read may be needed: nothing is collected then.
+            let digest = text.parse().map_err(|_| CatalogueError::BadName { what: "layer", name: text })?;
+            digests.push(digest);
+        }
+        Ok(digests)
+    }
+
     /// All layers of a project, by digest.
     ///
     /// # Errors

@@ -68,7 +68,7 @@ impl LayerStore {
     }
 
     /// Which chunks are here; nothing where all are.
-    pub(super) fn presence(&self, digest: &Digest, manifest: &Manifest) -> Result<Option<Vec<bool>>, StoreError> {
+    pub(crate) fn presence(&self, digest: &Digest, manifest: &Manifest) -> Result<Option<Vec<bool>>, StoreError> {
         let path = self.present_path(digest);
         match std::fs::read(&path) {
             // A map that cannot be read says that nothing is here.

@@ -7,9 +7,9 @@ use crate::node::Core;
 use axum::extract::{Path, Request, State};
 use axum::http::StatusCode;
 use axum::response::Response;
-use corral_api::catalogue::LayerList;
+use corral_api::catalogue::{GcOnNode, LayerList};
 use corral_api::digest::Digest;
-use corral_api::image::{ImportProgress, LayerKind};
+use corral_api::image::{DiffOnNode, ImportProgress, LayerKind};
 use corral_api::node::RegistryImport;
 use corral_api::problem::{ErrorKind, Problem};
 use corral_api::query::UploadKind;
@@ -145,23 +145,69 @@ fn run(
         }
         drop(on_closed);
     });
-    tokio::task::spawn_blocking(move || {
+    let core = core.clone();
+    tokio::spawn(async move {
         let _done = done;
-        let _spooled = spooled;
-        let progress = |line: ImportProgress| match line {
-            // The result must not be lost; a reader that is gone needs none.
-            last @ (ImportProgress::Imported { .. } | ImportProgress::Built { .. }) => {
-                send.blocking_send(last).unwrap_or(());
+        let last = Arc::new(std::sync::Mutex::new(None));
+        let (kept, lines) = (last.clone(), send.clone());
+        let worked = tokio::task::spawn_blocking(move || {
+            let _spooled = spooled;
+            let progress = |line: ImportProgress| match line {
+                // The result is told when it is published.
+                last @ (ImportProgress::Imported { .. } | ImportProgress::Built { .. }) => {
+                    *kept.lock().unwrap_or_else(std::sync::PoisonError::into_inner) = Some(last);
+                }
+                other => lines.try_send(other).unwrap_or(()),
+            };
+            work(&store, &cancel, &progress)
+        });
+        let worked = match worked.await {
+            Ok(Ok(())) => Ok(()),
+            Ok(Err(error)) => {
+                tracing::warn!(error = %crate::error::chain(&error), "an import failed");
+                Err(import_problem(&error))
             }
-            other => send.try_send(other).unwrap_or(()),
+            Err(_) => Err(Problem::new(ErrorKind::Internal, "the import failed unexpectedly")),
         };
-        if let Err(error) = work(&store, &cancel, &progress) {
-            tracing::warn!(error = %crate::error::chain(&error), "an import failed");
-            let problem = import_problem(&error);
-            send.blocking_send(ImportProgress::Failed { problem }).unwrap_or(());
-        }
+        let result = last.lock().unwrap_or_else(std::sync::PoisonError::into_inner).take();
+        let published = match (worked, &result) {
+            (Ok(()), Some(result)) => core.publish_layers(&layers_of(result)).await,
+            (worked, _) => worked,
+        };
+        let line = match (published, result) {
+            (Ok(()), Some(result)) => result,
+            (Ok(()), None) => return,
+            (Err(problem), _) => ImportProgress::Failed { problem },
+        };
+        // The result must not be lost; a reader that is gone needs none.
+        send.send(line).await.unwrap_or(());
     });
     ndjson(receive)
+}
+
+/// The layers that a result names.
+fn layers_of(result: &ImportProgress) -> Vec<Digest> {
+    match result {
+        ImportProgress::Imported { image } => image.layers.iter().map(|l| l.digest).collect(),
+        ImportProgress::Built { layer } => vec![layer.digest],
+        _ => Vec::new(),
+    }
+}
+
+pub async fn usage(State(core): Node) -> Answer {
+    json(StatusCode::OK, &core.layer_usage().await?)
+}
+
+pub async fn diff(State(core): Node, Body(request): Body<DiffOnNode>) -> Answer {
+    core.ensure_layers(&[request.from.as_slice(), &request.to].concat()).await?;
+    let compared =
+        tokio::task::spawn_blocking(move || core.layers.diff(&request.from, &request.to, request.limit as usize));
+    let compared = compared.await.map_err(|_| Problem::new(ErrorKind::Internal, "comparing the layers failed"))?;
+    json(StatusCode::OK, &compared.map_err(|e| import_problem(&e))?)
+}
+
+pub async fn gc(State(core): Node, Body(request): Body<GcOnNode>) -> Answer {
+    json(StatusCode::OK, &core.gc_layers(request).await?)
 }
 
 pub async fn layers(State(core): Node) -> Answer {

@@ -34,6 +34,7 @@ impl Core {
         });
         let packed = packed.await.map_err(|_| Problem::new(ErrorKind::Internal, "packing the snapshot failed"))?;
         let (packed, mut image) = packed.map_err(|e| import_problem(&e).sandbox(&sandbox.id))?;
+        self.publish_layers(&image.layers.iter().map(|l| l.digest).collect::<Vec<_>>()).await?;
         let (parent, record) = {
             let mut inner = sandbox.lock();
             let record = &mut inner.record;

@@ -14,6 +14,7 @@ from .._retry import Repeat
 from .._types import (
     EnvironmentRecord,
     EnvironmentSpec,
+    ImageDiff,
     ImageRecord,
     ImportProgress,
     KeyRecord,
@@ -129,6 +130,13 @@ class AsyncImages:
     async def get(self, name: str) -> ImageRecord:
         """An image by its name."""
         return decode(ImageRecord, await self._transport.json(Request("GET", path("images", name))))
+
+    async def diff(self, name: str, from_: str, *, limit: int | None = None) -> ImageDiff:
+        """What differs between two images: paths added, changed and deleted since ``from_``."""
+        params = {"from": from_} | query(limit=limit)
+        return decode(
+            ImageDiff, await self._transport.json(Request("GET", path("images", name, "diff"), params=params))
+        )
 
     async def delete(self, name: str) -> None:
         """Deletes an image."""

@@ -16,6 +16,7 @@ from .._retry import Repeat
 from .._types import (
     EnvironmentRecord,
     EnvironmentSpec,
+    ImageDiff,
     ImageRecord,
     ImportProgress,
     KeyRecord,
@@ -131,6 +132,11 @@ class Images:
     def get(self, name: str) -> ImageRecord:
         """An image by its name."""
         return decode(ImageRecord, self._transport.json(Request("GET", path("images", name))))
+
+    def diff(self, name: str, from_: str, *, limit: int | None = None) -> ImageDiff:
+        """What differs between two images: paths added, changed and deleted since ``from_``."""
+        params = {"from": from_} | query(limit=limit)
+        return decode(ImageDiff, self._transport.json(Request("GET", path("images", name, "diff"), params=params)))
 
     def delete(self, name: str) -> None:
         """Deletes an image."""

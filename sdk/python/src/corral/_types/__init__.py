@@ -2,8 +2,11 @@
 
 from ._wire import decode, decode_outcome, decode_result, milliseconds, output_bytes, parse_time, to_wire
 from .catalogue import (
+    Change,
+    DiffEntry,
     EnvironmentRecord,
     ImageConfig,
+    ImageDiff,
     ImageRecord,
     ImportProgress,
     KeyRecord,
@@ -32,8 +35,10 @@ from .system import NodeStatus, VersionInfo
 
 __all__ = [
     "Cause",
+    "Change",
     "Checkpoint",
     "CommandStatus",
+    "DiffEntry",
     "DirectoryPage",
     "End",
     "EndReason",
@@ -45,6 +50,7 @@ __all__ = [
     "FileStatus",
     "FileType",
     "ImageConfig",
+    "ImageDiff",
     "ImageRecord",
     "ImportProgress",
     "KeyRecord",

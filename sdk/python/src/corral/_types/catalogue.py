@@ -108,6 +108,34 @@ class ImageRecord:
     """Where it comes from, for a snapshot of a sandbox."""
 
 
+class Change(OpenEnum):
+    """How a path differs between two images."""
+
+    ADDED = "added"
+    CHANGED = "changed"
+    DELETED = "deleted"
+
+
+@dataclass(frozen=True, slots=True)
+class DiffEntry:
+    """A path that differs."""
+
+    path: str
+    """Absolute path."""
+    change: Change
+    """How it differs."""
+
+
+@dataclass(frozen=True, slots=True)
+class ImageDiff:
+    """What differs between two images."""
+
+    entries: tuple[DiffEntry, ...] = ()
+    """Paths, sorted."""
+    truncated: bool = False
+    """Whether there were more than the limit."""
+
+
 @dataclass(frozen=True, slots=True)
 class ImportProgress:
     """One step of an import."""

@@ -1,0 +1,126 @@
+//! The shared store of layers, as this node uses it: what is made here is published there, and what a sandbox needs comes
+//! from there.
+
+use crate::error::store_problem;
+use crate::node::Core;
+use corral_api::catalogue::{GcOnNode, GcResult, LayerUsageList};
+use corral_api::digest::Digest;
+use corral_api::problem::{ErrorKind, Problem};
+use corral_layers::{GcRules, SharedError, SharedLayers};
+use std::collections::HashSet;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// What a caller is told; the log has the whole chain.
+fn problem(error: &SharedError) -> Problem {
+    tracing::warn!(error = %crate::error::chain(error), "the shared store of layers failed");
+    let problem = match error {
+        // Paths of the host, and what the store's client says, are for the log.
+        SharedError::Local(e) => store_problem(e),
+        SharedError::Io { op, .. } => Problem::new(error.kind(), format!("the node cannot {op} a file it needs")),
+        other => Problem::new(other.kind(), other.to_string()),
+    };
+    if problem.kind.is_retryable() { problem.retry_after_ms(1000) } else { problem }
+}
+
+impl Core {
+    /// Publishes layers that were made here. Nothing to do where there is no shared store.
+    ///
+    /// # Errors
+    /// The store fails; what was published before stays.
+    pub async fn publish_layers(&self, digests: &[Digest]) -> Result<(), Problem> {
+        let Some(shared) = &self.shared else { return Ok(()) };
+        for digest in digests {
+            let report = shared.publish(digest).await.map_err(|e| problem(&e))?;
+            if !report.existed {
+                let (data, known, stored) = (report.data_bytes, report.shared_bytes, report.stored_bytes);
+                tracing::info!(%digest, data, known, stored, "a layer was published");
+            }
+        }
+        Ok(())
+    }
+
+    /// Sees to it that layers can be mounted here, and gets from the shared store what is not here.
+    ///
+    /// # Errors
+    /// The store fails, or a layer is in neither.
+    pub async fn ensure_layers(self: &Arc<Self>, digests: &[Digest]) -> Result<(), Problem> {
+        let Some(shared) = &self.shared else { return Ok(()) };
+        let (this, wanted) = (self.clone(), digests.to_vec());
+        let missing = tokio::task::spawn_blocking(move || {
+            wanted.into_iter().filter(|d| !this.layers.is_complete(d).unwrap_or(false)).collect::<Vec<_>>()
+        });
+        for digest in missing.await.unwrap_or_default() {
+            self.fetch_layer(shared, &digest).await.map_err(|e| problem(&e))?;
+        }
+        Ok(())
+    }
+
+    async fn fetch_layer(&self, shared: &SharedLayers, digest: &Digest) -> Result<(), SharedError> {
+        // One at a time for each layer: others wait for it instead of fetching it, too.
+        let turn = self.fetching.turn(digest);
+        let _one = turn.lock().await;
+        shared.pull(digest).await
+    }
+
+    /// What layers take here and in the shared store.
+    ///
+    /// # Errors
+    /// One of them cannot be read.
+    pub async fn layer_usage(self: &Arc<Self>) -> Result<LayerUsageList, Problem> {
+        let this = self.clone();
+        let listed = tokio::task::spawn_blocking(move || this.layers.usage()).await;
+        let listed = listed.map_err(|_| Problem::new(ErrorKind::Internal, "listing the layers failed"))?;
+        let mut usage = LayerUsageList { layers: listed.map_err(|e| store_problem(&e))?, elsewhere: 0 };
+        if let Some(shared) = &self.shared {
+            let published: HashSet<Digest> = shared.published().await.map_err(|e| problem(&e))?.into_iter().collect();
+            usage.layers.iter_mut().for_each(|layer| layer.published = Some(published.contains(&layer.digest)));
+            let here = usage.layers.iter().filter(|layer| layer.published == Some(true)).count();
+            usage.elsewhere = (published.len() - here) as u64;
+        }
+        Ok(usage)
+    }
+
+    /// Removes from the shared store what neither the catalogue nor a sandbox here needs.
+    ///
+    /// # Errors
+    /// There is no shared store, or it fails.
+    pub async fn gc_layers(&self, request: GcOnNode) -> Result<GcResult, Problem> {
+        let Some(shared) = &self.shared else {
+            let text = "this node has no shared store of layers: `corral up --store URL` joins one";
+            return Err(Problem::new(ErrorKind::Unsupported, text));
+        };
+        let mut needed: HashSet<Digest> = request.needed.into_iter().collect();
+        for sandbox in self.all() {
+            needed.extend(sandbox.lock().record.environment.layers.iter().copied());
+        }
+        let (grace, dry_run) = (Duration::from_millis(request.spec.grace_ms), request.spec.dry_run);
+        let report = shared.gc(&GcRules { needed, grace, dry_run }).await.map_err(|e| problem(&e))?;
+        Ok(GcResult {
+            layers: report.layers,
+            packs: report.packs,
+            pack_bytes: report.pack_bytes,
+            waiting: report.waiting,
+            kept_bytes: report.kept_bytes,
+            dry_run,
+        })
+    }
+}
+
+/// One turn for each layer that is being fetched.
+#[derive(Debug, Default)]
+pub struct Turns(std::sync::Mutex<std::collections::HashMap<Digest, std::sync::Weak<tokio::sync::Mutex<()>>>>);
+
+impl Turns {
+    /// The turn of a layer.
+    fn turn(&self, digest: &Digest) -> Arc<tokio::sync::Mutex<()>> {
+        let mut turns = self.0.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        if let Some(turn) = turns.get(digest).and_then(std::sync::Weak::upgrade) {
+            return turn;
+        }
+        turns.retain(|_, turn| turn.strong_count() > 0);
+        let turn = Arc::new(tokio::sync::Mutex::new(()));
+        turns.insert(*digest, Arc::downgrade(&turn));
+        turn
+    }
+}
