@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import uuid
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -350,3 +351,57 @@ def test_standard_streams_by_their_names(box: corral.Sandbox) -> None:
         script = "echo out > /dev/stdout; echo err > /dev/stderr; echo tee | tee /dev/stderr; cat /dev/stdin"
         result = box.exec(script, user=user, stdin="in\n")
         assert (result.stdout, result.stderr, result.exit_code) == ("out\ntee\nin\n", "err\ntee\n", 0), user
+
+
+def test_input_that_is_closed_early_is_no_failure(box: corral.Sandbox) -> None:
+    for _ in range(10):
+        result = box.exec("head -c 70000 | wc -c; exec <&-; sleep 0.05; echo on", stdin=b"x" * (2 << 20))
+        assert (result.stdout.split(), result.exit_code) == (["70000", "on"], 0)
+
+
+def test_a_beginning_is_told_before_its_end(client: corral.Client, box: corral.Sandbox) -> None:
+    for _ in range(60):
+        box.exec(["true"])
+    order: dict[str, list[str]] = {}
+    for event in client.events.page(sandbox_id=box.id, limit=1000).events:
+        if event.command_id is not None:
+            order.setdefault(event.command_id, []).append(event.type)
+    assert len(order) == 60
+    assert all(told == ["command_started", "command_ended"] for told in order.values()), order
+
+
+TRACED = """
+import ctypes, os, sys
+libc = ctypes.CDLL(None)
+assert libc.ptrace(0, 0, 0, 0) == 0
+os.kill(os.getpid(), 18)
+print("went on", flush=True)
+os.execv("/bin/sh", ["sh", "-c", "echo executed; exit 7"])
+"""
+
+
+def test_a_command_that_asks_to_be_traced_goes_on(debian_box: corral.Sandbox) -> None:
+    result = python_in(debian_box, TRACED, timeout=30)
+    assert (result.stdout, result.exit_code) == ("went on\nexecuted\n", 7)
+
+
+def test_a_limit_covers_the_start(debian_box: corral.Sandbox) -> None:
+    """A program file under a lease is opened by nobody until the lease is given up."""
+    debian_box.files.write("/tmp/slow", "#!/bin/sh\necho ran\n", mode=0o755)
+    lease = "import fcntl,signal,time; signal.signal(29, signal.SIG_IGN); f=open('/tmp/slow','r+');"
+    lease += "fcntl.fcntl(f, 1024, 1); print('held', flush=True); time.sleep(100)"
+    holder = debian_box.start(["python3", "-c", lease], timeout=120)
+    until(lambda: holder.output() == b"held\n", 30)
+    result = debian_box.exec(["/tmp/slow"], timeout=2)
+    assert result.outcome.type == OutcomeType.TIMED_OUT
+    holder.kill()
+
+
+def test_survivors_are_bounded(server: Server, make: Make) -> None:
+    """A program that keeps the streams of many ended commands open takes no descriptors from others."""
+    box = make(limits=corral.Limits(memory_mib=128, pids=300, disk_mib=64))
+    for _ in range(100):
+        box.exec("sleep 1000 & exit 0")
+    [keeper] = {pid for pid in server.keepers() if len(os.listdir(f"/proc/{pid}/fd")) > 100}
+    assert len(os.listdir(f"/proc/{keeper}/fd")) < 400
+    assert box.exec("echo on").stdout == "on\n"

@@ -275,22 +275,40 @@ def test_keepers_that_are_stopped(tmp_path: Path) -> None:
 def test_a_keeper_that_stops_while_the_node_runs(tmp_path: Path) -> None:
     """Requests that need it are refused instead of hanging; when it goes on, so do they."""
     with node(tmp_path) as (server, client):
-        box = client.sandboxes.create("bb", limits=TINY)
+        box, other = (client.sandboxes.create("bb", limits=TINY) for _ in range(2))
         sleeper = box.start("sleep 1000")
         keepers = server.keepers()
         for pid in keepers:
             os.kill(pid, signal.SIGSTOP)
         try:
-            until(lambda: "a keeper does not answer" in server.log.read_text(), 60)
+            until(lambda: server.log.read_text().count("a keeper does not answer") == len(keepers), 60)
             with server.client(retry=RetryPolicy(attempts=1)) as hasty:
                 with pytest.raises(corral.Unavailable, match="does not answer"):
                     hasty.sandboxes.get(box.id).exec("echo now")
             assert sleeper.refresh().running
+            # Its sandboxes can be ended nevertheless; it forgets them when it goes on.
+            gone = client.sandboxes.get(other.id)
+            assert gone.delete().state == State.ENDED
         finally:
             for pid in keepers:
                 os.kill(pid, signal.SIGCONT)
-        until(lambda: "a keeper answers again" in server.log.read_text(), 60)
+        until(lambda: server.log.read_text().count("a keeper answers again") == len(keepers), 60)
         assert box.exec("echo here").stdout == "here\n"
+        with ThreadPoolExecutor(1) as pool:
+            # One that was under way when it stopped: nobody waits for ever, and it does not run twice.
+            for pid in keepers:
+                os.kill(pid, signal.SIGSTOP)
+            try:
+                asked = pool.submit(box.exec, "echo once >> /tmp/once", step_key="once")
+                with pytest.raises(corral.CorralError):
+                    asked.result(90)
+            finally:
+                for pid in keepers:
+                    os.kill(pid, signal.SIGCONT)
+        until(lambda: server.log.read_text().count("a keeper answers again") == 2 * len(keepers), 60)
+        until(lambda: box.exec("cat /tmp/once").stdout == "once\n", 30)
+        assert box.exec("echo once >> /tmp/once", step_key="once").ok
+        assert box.exec("cat /tmp/once").stdout == "once\n"
         assert client.sandboxes.create("bb", limits=TINY).exec("echo new").ok
 
 
@@ -319,6 +337,38 @@ def test_down_ends_what_stays(tmp_path: Path) -> None:
             assert end is not None
             assert end.reason == corral.EndReason.STOPPED
         assert client.sandboxes.create("bb", limits=TINY).exec("echo again").ok
+
+
+def test_down_ends_keepers_that_are_stopped(tmp_path: Path) -> None:
+    with node(tmp_path) as (server, client):
+        client.sandboxes.create("bb", limits=TINY)
+        server.stop()
+        for pid in server.keepers():
+            os.kill(pid, signal.SIGSTOP)
+        done = server.cli("--json", "down", "--data-dir", str(server.data))
+        assert done.returncode == 0, done.stderr
+        assert json.loads(done.stdout) == {"data_dir": str(server.data), "ended": 1, "left": []}
+        assert not any(server.remains().values()), server.remains()
+        server.start()
+
+
+def test_a_smaller_limit_ends_nobody(tmp_path: Path) -> None:
+    """Keepers of an earlier run with a higher limit are taken over, too."""
+    with node(tmp_path) as (server, client):
+        box = client.sandboxes.create("bb", limits=TINY)
+        server.stop()
+        [first, second] = (server.data / "run" / f"keeper-{n}.sock" for n in (0, 1))
+        used = first if first.exists() else second
+        used.rename(used.with_name("keeper-7.sock"))
+        record = sqlite3.connect(server.data / "ledger.db")
+        record.execute("UPDATE sandboxes SET record = json_set(record, '$.keeper', 7) WHERE id = ?", [box.id])
+        record.commit()
+        record.close()
+        server.options = ("--max-live", "10")
+        server.start()
+        assert box.refresh().state == State.RUNNING
+        assert box.exec("echo here").stdout == "here\n"
+        box.delete()
 
 
 def test_a_sessions_command_survives_the_daemon(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 import uuid
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -227,3 +228,29 @@ async def test_a_thousand_from_one_process(server: Server, bb: str) -> None:
                 return (await sandbox.exec(["echo", str(n)], timeout=60)).stdout.strip()
 
         assert await asyncio.gather(*(one(n) for n in range(1000))) == [str(n) for n in range(1000)]
+
+
+def test_what_races_with_the_end_is_answered(make: Make) -> None:
+    """A command or upload that meets the end of its sandbox is told so, and nobody waits for ever."""
+    seen: set[str] = set()
+
+    def act(call: Callable[[], object]) -> None:
+        try:
+            call()
+        except corral.CorralError as error:
+            seen.add(error.kind)
+
+    with ThreadPoolExecutor(12) as pool:
+        for number in range(24):
+            sandbox = make()
+            calls: list[Callable[[], object]] = [
+                lambda s=sandbox: s.exec(["true"]),  # type: ignore[misc]
+                lambda s=sandbox: s.files.write("/tmp/x", "y" * 100_000),  # type: ignore[misc]
+                lambda s=sandbox: s.files.list("/"),  # type: ignore[misc]
+            ]
+            running = [pool.submit(act, call) for call in calls * 4]
+            time.sleep(number % 8 / 1000)
+            sandbox.delete()
+            for future in running:
+                future.result(60)
+    assert seen <= {"sandbox_ended"}, seen

@@ -27,6 +27,14 @@ def test_memory_beyond_the_limit_ends_the_command_and_says_so(make: Make, debian
     assert stats.memory_peak_bytes <= 97 << 20
 
 
+def test_each_that_memory_takes_is_told_so(make: Make, debian: str) -> None:
+    sandbox = make(debian, limits=limits(memory_mib=128))
+    fill = ["python3", "-c", "x = []\nwhile True: x.append(bytearray(1 << 20))"]
+    commands = [sandbox.start(fill) for _ in range(5)]
+    ends = [command.wait().end for command in commands]
+    assert all(end is not None and end.oom for end in ends), ends
+
+
 def test_a_kill_is_not_taken_for_want_of_memory(make: Make, debian: str) -> None:
     """One that lost a child to the limit is not blamed for it, nor are commands that come after."""
     sandbox = make(debian, limits=limits(memory_mib=96))

@@ -228,8 +228,8 @@ pub struct UpArgs {
     /// Store of layers that nodes share: file:///dir (also NFS, CephFS, 3FS) or s3://bucket/prefix?region=…&endpoint=….
     #[arg(long, value_name = "URL", env = "CORRAL_STORE")]
     pub store: Option<corral_node::StoreConfig>,
-    /// Keep everything in a temporary directory that is removed at the end.
-    #[arg(long, conflicts_with = "data_dir")]
+    /// Keep everything in a temporary directory that is removed at the end, whatever --data-dir says.
+    #[arg(long)]
     pub ephemeral: bool,
 }
 

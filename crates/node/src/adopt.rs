@@ -45,6 +45,13 @@ pub struct Adopted {
     pub removed: usize,
 }
 
+impl Adopted {
+    /// All of them.
+    pub fn total(&self) -> usize {
+        self.adopted + self.ended + self.removed
+    }
+}
+
 impl Core {
     /// Takes over. Runs before anything is served.
     ///

@@ -26,6 +26,9 @@ pub struct NodeConfig {
     pub keep_ended_count: u64,
     /// Space for writable layers.
     pub writable: WritableConfig,
+    /// The node is only to be ended: nothing is taken of the host for it, keepers that do not answer are killed, and a
+    /// ledger that cannot be used is done without.
+    pub ending: bool,
     /// The store of layers that nodes share.
     pub store: Option<StoreConfig>,
     /// Registry hosts that may be spoken to without TLS, besides loopback.
@@ -33,6 +36,14 @@ pub struct NodeConfig {
 }
 
 impl NodeConfig {
+    /// For a node that is only to be ended.
+    pub fn ending(data_dir: impl Into<PathBuf>) -> Self {
+        let usual = Self::new(data_dir);
+        // The space for writable layers never counts as low, so that it does not grow.
+        let writable = WritableConfig { low_water_bytes: 0, ..usual.writable.clone() };
+        Self { ending: true, writable, ..usual }
+    }
+
     /// Defaults for a data directory.
     pub fn new(data_dir: impl Into<PathBuf>) -> Self {
         Self {
@@ -45,6 +56,7 @@ impl NodeConfig {
             keep_output_bytes: 512 << 20,
             keep_ended_count: 20_000,
             writable: WritableConfig::default(),
+            ending: false,
             store: None,
             plain_http_hosts: Vec::new(),
         }

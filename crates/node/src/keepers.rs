@@ -1,14 +1,16 @@
 //! The node's keepers: how many, which takes the next sandbox, and what happens when one dies.
 
+use corral_api::ids::SandboxId;
 use corral_api::problem::{ErrorKind, Problem};
+use corral_keeper::protocol::Request;
 use corral_runtime::RuntimeError;
 use corral_runtime::keeper_link::{KeeperLink, Notice};
 use corral_runtime::keeper_process::{self, Programs};
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
-use std::time::Duration;
-use tokio::sync::mpsc;
+use std::time::{Duration, Instant};
+use tokio::sync::{mpsc, watch};
 
 /// Sandboxes one keeper gets before another is started: less than it may hold, since the counts here run ahead of its.
 const COMFORTABLE: usize = corral_keeper::protocol::MAX_SANDBOXES * 3 / 4;
@@ -17,6 +19,17 @@ const COMFORTABLE: usize = corral_keeper::protocol::MAX_SANDBOXES * 3 / 4;
 const ANSWERS_WITHIN: Duration = Duration::from_secs(20);
 /// How often keepers are asked.
 const CHECK_EVERY: Duration = Duration::from_secs(5);
+
+/// Most keepers.
+const MOST: usize = 64;
+/// A keeper's socket is named by its number.
+const NAME: &str = "keeper-";
+const ENDING: &str = ".sock";
+
+/// The number of the keeper whose socket has this name.
+fn index_of(name: &std::ffi::OsStr) -> Option<usize> {
+    name.to_str()?.strip_prefix(NAME)?.strip_suffix(ENDING)?.parse().ok().filter(|index| *index < MOST)
+}
 
 /// One keeper's place.
 #[derive(Debug)]
@@ -27,7 +40,11 @@ pub struct Keeper {
     link: Mutex<Option<Arc<KeeperLink>>>,
     starting: tokio::sync::Mutex<()>,
     /// It does not answer. Its sandboxes go on, but nothing can be started in them.
-    stuck: AtomicBool,
+    stuck: watch::Sender<bool>,
+    /// It has no descriptors left: it is given nothing more until then.
+    crowded_until: Mutex<Option<Instant>>,
+    /// Sandboxes that ended while it did not answer: it has to forget them yet.
+    owed: Mutex<Vec<SandboxId>>,
     /// Sandboxes given to it that are not ended.
     pub live: AtomicUsize,
 }
@@ -36,6 +53,8 @@ pub struct Keeper {
 #[derive(Debug)]
 pub struct Keepers {
     programs: Programs,
+    /// The node is only to be ended.
+    ending: bool,
     keepers: Vec<Arc<Keeper>>,
     notices: mpsc::UnboundedSender<(usize, Notice)>,
 }
@@ -66,16 +85,81 @@ impl Keeper {
 
     /// Whether it does not answer.
     pub fn is_stuck(&self) -> bool {
-        self.stuck.load(Ordering::Relaxed)
+        *self.stuck.borrow()
+    }
+
+    /// Waits until it does not answer.
+    pub async fn until_stuck(&self) {
+        let mut stuck = self.stuck.subscribe();
+        // The sender lives as long as the keeper's place.
+        let _seen = stuck.wait_for(|stuck| *stuck).await;
+    }
+
+    /// Notes that it could take no more descriptors.
+    pub fn note_crowded(&self) {
+        const FOR: Duration = Duration::from_secs(10);
+        *self.crowded_until.lock().unwrap_or_else(std::sync::PoisonError::into_inner) = Some(Instant::now() + FOR);
+    }
+
+    fn is_crowded(&self) -> bool {
+        let until = *self.crowded_until.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        until.is_some_and(|until| Instant::now() < until)
+    }
+
+    /// Has it forget a sandbox that is dead, later if it does not answer now.
+    pub async fn forget(&self, sandbox: &SandboxId) {
+        /// What a keeper that works takes is far less.
+        const WITHIN: Duration = Duration::from_secs(10);
+        let Some(link) = self.link() else { return };
+        let asked = tokio::time::timeout(WITHIN, link.ask(Request::Forget { sandbox: sandbox.clone() }));
+        let told = if self.is_stuck() { None } else { asked.await.ok() };
+        match told {
+            Some(Ok(_) | Err(RuntimeError::Gone | RuntimeError::KeeperLost)) => {}
+            Some(Err(error)) => {
+                tracing::error!(sandbox_id = %sandbox, %error, "the keeper does not forget a sandbox");
+                self.lock_owed().push(sandbox.clone());
+            }
+            None => self.lock_owed().push(sandbox.clone()),
+        }
+    }
+
+    fn lock_owed(&self) -> std::sync::MutexGuard<'_, Vec<SandboxId>> {
+        self.owed.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+    }
+
+    /// Has it forget what it was not asked to when that was due.
+    async fn settle_owed(&self, link: &KeeperLink) {
+        let owed = std::mem::take(&mut *self.lock_owed());
+        for sandbox in owed {
+            // One whose first process was killed, and is on its way out, is asked again; what a lost keeper held is lost.
+            if let Err(RuntimeError::Refused(_)) = link.ask(Request::Forget { sandbox: sandbox.clone() }).await {
+                self.lock_owed().push(sandbox);
+            }
+        }
+    }
+
+    /// Kills its process: all that it holds dies with it.
+    fn kill(&self) {
+        if let Some(pid) = self.link().and_then(|link| link.peer()) {
+            // One that has just ended needs no signal.
+            corral_sys::process::kill(pid, libc::SIGKILL).unwrap_or(());
+        }
     }
 
     /// Asks whether it still answers. One that does not is not killed, since its sandboxes would die with it: it is
     /// given nothing more until it answers, and a person is told.
     pub async fn check(&self) {
-        let Some(link) = self.link() else { return self.stuck.store(false, Ordering::Relaxed) };
+        let Some(link) = self.link() else {
+            self.stuck.send_replace(false);
+            return;
+        };
         // A lost one is no stuck one: it is told by the connection.
         let answers = tokio::time::timeout(ANSWERS_WITHIN, link.who()).await.is_ok();
-        if self.stuck.swap(!answers, Ordering::Relaxed) != answers {
+        let was_stuck = self.stuck.send_replace(!answers);
+        if answers {
+            self.settle_owed(&link).await;
+        }
+        if was_stuck != answers {
             return;
         }
         if answers {
@@ -98,22 +182,29 @@ impl Keepers {
         programs: Programs,
         run_dir: &std::path::Path,
         max_live: u64,
+        ending: bool,
         notices: mpsc::UnboundedSender<(usize, Notice)>,
     ) -> Self {
-        let count = (max_live as usize).div_ceil(COMFORTABLE).clamp(2, 64);
+        // Those of an earlier run, which may have taken more, are looked after as well.
+        let running =
+            std::fs::read_dir(run_dir).into_iter().flatten().flatten().filter_map(|e| index_of(&e.file_name()));
+        let last = running.max().map_or(0, |index| index + 1);
+        let count = (max_live as usize).div_ceil(COMFORTABLE).clamp(2, MOST).max(last);
         let keepers = (0..count)
             .map(|index| {
                 Arc::new(Keeper {
                     index,
-                    socket: run_dir.join(format!("keeper-{index}.sock")),
+                    socket: run_dir.join(format!("{NAME}{index}{ENDING}")),
                     link: Mutex::new(None),
                     starting: tokio::sync::Mutex::new(()),
-                    stuck: AtomicBool::new(false),
+                    stuck: watch::channel(false).0,
+                    crowded_until: Mutex::new(None),
+                    owed: Mutex::new(Vec::new()),
                     live: AtomicUsize::new(0),
                 })
             })
             .collect();
-        Self { programs, keepers, notices }
+        Self { programs, ending, keepers, notices }
     }
 
     /// All places.
@@ -139,7 +230,16 @@ impl Keepers {
             keeper_process::bring_up_to_date(&self.programs, &keeper.socket).await?;
             self.connect(keeper).await
         };
-        let connected = tokio::time::timeout(ANSWERS_WITHIN, connecting).await.unwrap_or_else(|_| {
+        let within = if self.ending { Duration::from_secs(5) } else { ANSWERS_WITHIN };
+        let connected = tokio::time::timeout(within, connecting).await;
+        if connected.is_err() && self.ending {
+            // Everything is to end: this one with all that it holds.
+            tracing::warn!(keeper = keeper.index, "a keeper that does not answer is killed");
+            keeper_process::kill(&keeper.socket).await;
+            std::fs::remove_file(&keeper.socket).map_err(|e| RuntimeError::host("remove", &keeper.socket, e))?;
+            return Ok(false);
+        }
+        let connected = connected.unwrap_or_else(|_| {
             let socket = keeper.socket.display();
             Err(RuntimeError::Refused(format!("the keeper at {socket} does not answer: is its process stopped?")))
         });
@@ -209,7 +309,8 @@ impl Keepers {
     /// The keeper that takes the next sandbox; its count is raised.
     pub fn choose(&self) -> Arc<Keeper> {
         // One that does not answer comes last, and fails the create with a time to come back.
-        let load = |k: &Arc<Keeper>| k.live.load(Ordering::Relaxed) + if k.is_stuck() { COMFORTABLE } else { 0 };
+        let put_off = |k: &Arc<Keeper>| if k.is_stuck() || k.is_crowded() { COMFORTABLE } else { 0 };
+        let load = |k: &Arc<Keeper>| k.live.load(Ordering::Relaxed) + put_off(k);
         let running =
             self.keepers.iter().filter(|k| k.index < 2 || load(k) > 0 || k.link().is_some()).min_by_key(|k| load(k));
         let least = self.keepers.iter().min_by_key(|k| load(k));
@@ -230,7 +331,14 @@ impl Keepers {
         const GONE_WITHIN: Duration = Duration::from_secs(5);
         for keeper in &self.keepers {
             let Some(link) = keeper.link() else { continue };
-            if let Err(error) = link.ask(corral_keeper::protocol::Request::Shutdown).await {
+            let asked = tokio::time::timeout(GONE_WITHIN, link.ask(Request::Shutdown)).await;
+            let Ok(asked) = asked else {
+                // Everything is to end: one that does not answer is ended with all that it holds.
+                tracing::warn!(keeper = keeper.index, "a keeper that does not answer is killed");
+                keeper.kill();
+                continue;
+            };
+            if let Err(error) = asked {
                 left.push(format!("keeper {} was not ended: {}", keeper.index, crate::error::chain(&error)));
                 continue;
             }

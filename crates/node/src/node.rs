@@ -276,6 +276,15 @@ impl Core {
         sandbox.pulse.send_modify(|p| p.state = state);
     }
 
+    /// What a request that failed is told: where its sandbox is ending, that, whatever broke first.
+    pub fn judge(&self, sandbox: &Sandbox, problem: Problem) -> Problem {
+        let is_own = matches!(problem.kind, ErrorKind::InvalidRequest | ErrorKind::IdempotencyMismatch);
+        if is_own || !crate::commands::is_ending(sandbox) || sandbox.lock().rolling_back {
+            return problem.sandbox(&sandbox.id);
+        }
+        ended_problem(&sandbox.record_with_end())
+    }
+
     /// Whether new sandboxes are taken.
     pub fn is_accepting(&self) -> bool {
         !self.draining.load(Ordering::Relaxed)

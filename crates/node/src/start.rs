@@ -63,6 +63,7 @@ pub struct Node;
 pub struct NodeHandle {
     core: Arc<Core>,
     tasks: Vec<tokio::task::JoinHandle<()>>,
+    taken_over: usize,
 }
 
 fn make_private(path: &Path) -> Result<(), StartError> {
@@ -90,7 +91,14 @@ impl Node {
         if config.max_live == 0 {
             config.max_live = (crate::upkeep::memory().total_bytes / BYTES_PER_SANDBOX).max(16);
         }
-        let ledger = Ledger::open(&data.join("ledger.db")).map_err(StartError::Ledger)?;
+        let ledger = match Ledger::open(&data.join("ledger.db")) {
+            Err(error) if config.ending => {
+                tracing::warn!(error = %crate::error::chain(&error), "the ledger cannot be used: what lives is ended unnamed");
+                Ledger::in_memory()
+            }
+            opened => opened,
+        };
+        let ledger = ledger.map_err(StartError::Ledger)?;
         let id = node_id(&data, &ledger)?;
         let rebooted = note_boot(&ledger)?;
         let (_, last_event) = ledger.event_range().map_err(StartError::Ledger)?;
@@ -105,7 +113,7 @@ impl Node {
         let layers = LayerStore::open(data.join("layers"), layers_config).map_err(StartError::Layers)?;
         let shared = remote.map(|remote| join_store(&layers, remote)).transpose().map_err(StartError::Shared)?;
         let (send, notices) = mpsc::unbounded_channel();
-        let keepers = Keepers::new(programs, &data.join("run"), config.max_live, send);
+        let keepers = Keepers::new(programs, &data.join("run"), config.max_live, config.ending, send);
         let core = Arc::new(Core::new(Parts {
             id,
             config,
@@ -117,11 +125,12 @@ impl Node {
             last_event,
         }));
         let (adopted, hearing) = core.adopt(live, rebooted, notices).await.map_err(StartError::Runtime)?;
+        let taken_over = adopted.total();
         tracing::info!(?adopted, "the node is ready");
         let looking = core.clone();
         let looking = tokio::spawn(async move { looking.keepers.look_after().await });
         let tasks = vec![hearing, looking, tokio::spawn(core.clone().keep_up())];
-        Ok(NodeHandle { core, tasks })
+        Ok(NodeHandle { core, tasks, taken_over })
     }
 }
 
@@ -148,11 +157,15 @@ fn join_store(layers: &LayerStore, remote: Arc<dyn Store>) -> Result<SharedLayer
     Ok(shared)
 }
 
+fn known_text(path: &Path) -> Option<String> {
+    std::fs::read_to_string(path).ok().map(|text| text.trim().to_owned())
+}
+
 /// The node's id, made once for a data directory and kept outside the ledger, which may be put aside.
 fn node_id(data: &Path, ledger: &Ledger) -> Result<NodeId, StartError> {
     let path = data.join("node-id");
     let directory = |source| StartError::Directory { path: path.clone(), source };
-    let known = std::fs::read_to_string(&path).ok().and_then(|t| t.trim().parse().ok());
+    let known = known_text(&path).and_then(|t| t.parse().ok());
     let id: NodeId = match known {
         Some(id) => id,
         None => match ledger.meta("node_id").map_err(StartError::Ledger)?.and_then(|t| t.parse().ok()) {
@@ -160,8 +173,11 @@ fn node_id(data: &Path, ledger: &Ledger) -> Result<NodeId, StartError> {
             None => NodeId::random(),
         },
     };
-    let part = path.with_extension("part");
-    std::fs::write(&part, format!("{id}\n")).and_then(|()| std::fs::rename(&part, &path)).map_err(directory)?;
+    // Not again: there may be no room.
+    if known_text(&path).as_deref() != Some(id.as_str()) {
+        let part = path.with_extension("part");
+        std::fs::write(&part, format!("{id}\n")).and_then(|()| std::fs::rename(&part, &path)).map_err(directory)?;
+    }
     ledger.set_meta("node_id", id.as_str()).map_err(StartError::Ledger)?;
     Ok(id)
 }
@@ -206,9 +222,9 @@ impl NodeHandle {
         self.core.draining.store(true, Ordering::Relaxed);
     }
 
-    /// How many sandboxes live.
-    pub fn live(&self) -> u64 {
-        self.core.live_count()
+    /// How many sandboxes there were when it was started, be it that they were adopted, ended or removed.
+    pub fn taken_over(&self) -> usize {
+        self.taken_over
     }
 
     /// Ends every sandbox and every keeper, and gives back what the host gave: nothing stays but the data directory.

@@ -142,10 +142,15 @@ impl KeeperLink {
         }
     }
 
+    /// Process id of the keeper.
+    pub fn peer(&self) -> Option<i32> {
+        rustix::net::sockopt::socket_peercred(self.socket.get_ref()).ok().map(|peer| peer.pid.as_raw_nonzero().get())
+    }
+
     /// Waits until the keeper's process is gone.
     pub async fn peer_gone(&self) {
-        let Ok(peer) = rustix::net::sockopt::socket_peercred(self.socket.get_ref()) else { return };
-        let path = std::path::PathBuf::from(format!("/proc/{}", peer.pid.as_raw_nonzero()));
+        let Some(pid) = self.peer() else { return };
+        let path = std::path::PathBuf::from(format!("/proc/{pid}"));
         while path.exists() {
             tokio::time::sleep(std::time::Duration::from_millis(5)).await;
         }

@@ -101,6 +101,16 @@ pub async fn bring_up_to_date(programs: &Programs, socket: &Path) -> Result<(), 
     Err(RuntimeError::Refused(format!("the keeper speaks version {version}, not {VERSION}, and stays: {why}")))
 }
 
+/// Kills the keeper that listens at a socket, with all that it holds, and waits until it is gone.
+pub async fn kill(socket: &Path) {
+    let Ok(link) = KeeperLink::open(socket, |_| true) else { return };
+    if let Some(pid) = link.peer() {
+        // One that has just ended needs no signal.
+        corral_sys::process::kill(pid, libc::SIGKILL).unwrap_or(());
+        link.peer_gone().await;
+    }
+}
+
 /// Starts a keeper that listens at `socket`, and waits until it does. It goes on when this process ends.
 ///
 /// # Errors

@@ -58,7 +58,12 @@ impl LogReader {
         let end = if offset < from { from.max(self.bounds.head_bytes.min(total)) } else { total };
         let n = (most as u64).min(run).min(end - offset) as usize;
         let mut bytes = vec![0; n];
-        self.file.read_exact_at(&mut bytes, at).map_err(|e| RuntimeError::host("read", &self.path, e))?;
+        let got = read_at_most(&self.file, &mut bytes, at).map_err(|e| RuntimeError::host("read", &self.path, e))?;
+        if got < n {
+            // The host refused the rest: it is counted, and gone.
+            bytes.truncate(got);
+            return Ok(if got == 0 { Chunk { offset: total, bytes } } else { Chunk { offset, bytes } });
+        }
         if offset >= self.bounds.head_bytes {
             // The ring may have gone round meanwhile: what was overwritten is not what was asked for.
             let (_, now_to) = log::dropped(self.bounds, self.total()?.max(total));
@@ -70,6 +75,20 @@ impl LogReader {
         }
         Ok(Chunk { offset, bytes })
     }
+}
+
+/// Reads until the buffer is full or the file ends.
+fn read_at_most(file: &File, buffer: &mut [u8], at: u64) -> std::io::Result<usize> {
+    let mut got = 0;
+    while got < buffer.len() {
+        match file.read_at(&mut buffer[got..], at + got as u64) {
+            Ok(0) => break,
+            Ok(n) => got += n,
+            Err(e) if e.kind() == std::io::ErrorKind::Interrupted => {}
+            Err(e) => return Err(e),
+        }
+    }
+    Ok(got)
 }
 
 #[cfg(test)]
@@ -102,6 +121,15 @@ mod tests {
             at = chunk.offset + chunk.bytes.len() as u64;
             got.extend(chunk.bytes);
         }
+    }
+
+    #[test]
+    fn what_the_host_refused_is_passed_over() {
+        let bounds = LogBounds { head_bytes: 100, tail_bytes: 5 };
+        let (file, reader) = written(bounds, &[7; 40]);
+        file.as_file().set_len(16 + 25).unwrap();
+        assert_eq!(reader.read(20, 64, 40).unwrap(), Chunk { offset: 20, bytes: vec![7; 5] });
+        assert_eq!(reader.read(25, 64, 40).unwrap(), Chunk { offset: 40, bytes: vec![] });
     }
 
     #[test]

@@ -128,6 +128,8 @@ fn wait(pid: i32, options: i32) -> Result<Option<ChildExit>, Errno> {
                 Errno::CHILD => return Ok(None),
                 other => return Err(other),
             },
+            // A child that asked to be traced (ptrace(2), PTRACE_TRACEME) has stopped, and not ended.
+            pid if libc::WIFSTOPPED(status) => let_go(pid, libc::WSTOPSIG(status)),
             pid => {
                 let micros = |t: libc::timeval| (t.tv_sec as u64) * 1_000_000 + t.tv_usec as u64;
                 return Ok(Some(ChildExit {
@@ -140,6 +142,14 @@ fn wait(pid: i32, options: i32) -> Result<Option<ChildExit>, Errno> {
             }
         }
     }
+}
+
+/// Stops tracing a child that made this process its tracer, and lets it have the signal it stopped for.
+fn let_go(pid: i32, signal: i32) {
+    // The trap of an execve is for the tracer only.
+    let signal = if signal == libc::SIGTRAP { 0 } else { signal };
+    // SAFETY: PTRACE_DETACH takes no pointers; the last argument is a signal number. It fails when the child has died.
+    unsafe { libc::ptrace(libc::PTRACE_DETACH, pid, std::ptr::null_mut::<libc::c_void>(), i64::from(signal)) };
 }
 
 /// Waits until a child ends.

@@ -15,8 +15,8 @@ pub async fn run(args: &DownArgs, json: bool) -> anyhow::Result<()> {
     anyhow::ensure!(path.join("node-id").exists(), "{} is no data directory of `corral up`", path.display());
     let data = DataDir::open(path).context("end it first: `corral down` is for what stays behind")?;
     // The node takes over what lives, as at any start, and then ends it.
-    let handle = Node::start(NodeConfig::new(data.path())).await?;
-    let ended = handle.live();
+    let handle = Node::start(NodeConfig::ending(data.path())).await?;
+    let ended = handle.taken_over();
     let left = handle.stop_everything().await;
     handle.close().await;
     if json {

@@ -88,8 +88,40 @@ impl Server {
             command.input = None;
         }
         // The helper may still hold the socket: then its closing completes the start, and this end is told after it.
-        if command.starting.is_none() {
+        let started = command.starting.is_none();
+        self.bound_survivors(slot);
+        if started {
             self.tell_end(slot);
+        }
+    }
+
+    /// Closes streams of commands that ended before this one, where survivors hold more of them open than is bounded:
+    /// descriptors are this process's, for all sandboxes. A survivor that writes on gets a broken pipe.
+    fn bound_survivors(&mut self, slot: usize) {
+        const EACH: usize = 64;
+        const ALL: usize = 2000;
+        let Some(command) = self.table.commands.get(slot).filter(|c| !c.is_closed()) else { return };
+        let of = command.sandbox.clone();
+        let mut held: Vec<(u64, usize, bool)> = Vec::new();
+        for (slot, command) in self.table.commands.iter() {
+            if command.exit.is_some() && !command.is_closed() {
+                held.push((command.helper, slot, command.sandbox == of));
+            }
+        }
+        held.sort_unstable();
+        let mine = held.iter().filter(|(_, _, own)| *own).count();
+        let surplus = if mine > EACH { mine - EACH } else { held.len().saturating_sub(ALL).min(mine) };
+        let oldest: Vec<usize> =
+            held.iter().filter(|(_, _, own)| *own).take(surplus).map(|(_, slot, _)| *slot).collect();
+        for slot in oldest {
+            self.drain_all(slot);
+            if let Some(command) = self.table.commands.get_mut(slot) {
+                command.outputs = [None, None, None];
+                command.waiting_log = None;
+                command.input = None;
+            }
+            self.mark(slot);
+            self.forget_if_over(slot);
         }
     }
 
@@ -131,7 +163,11 @@ impl Server {
         let commands: Vec<usize> =
             self.table.commands.iter().filter(|(_, c)| c.sandbox == *id).map(|(s, _)| s).collect();
         for slot in commands {
-            self.table.remove_command(slot);
+            let waiting = self.table.remove_command(slot).and_then(|command| command.starting);
+            if let Some((_, waiting)) = waiting {
+                // Whoever asked for it is waiting still.
+                self.reply(waiting, Reply::Unknown, None);
+            }
         }
         self.reply(number, Reply::Done, None);
     }

@@ -5,7 +5,7 @@ use crate::error::runtime_problem;
 use crate::ledger::{Change, CommandRecord};
 use crate::node::Core;
 use crate::sandbox::Sandbox;
-use corral_api::command::{DEFAULT_OUTPUT_BYTES, ExecSpec, MAX_OUTPUT_BYTES, check_argv};
+use corral_api::command::{DEFAULT_OUTPUT_BYTES, ExecSpec, MAX_OUTPUT_BYTES, Outcome, check_argv};
 use corral_api::digest::Digest;
 use corral_api::ids::{CommandId, SandboxId, SessionId};
 use corral_api::problem::{ErrorKind, Problem};
@@ -102,9 +102,23 @@ impl Core {
         let start = checked(spec, terminal)?;
         // Not cancel-safe, and the caller may hang up: it goes on in a task of its own.
         let (this, of) = (self.clone(), sandbox.clone());
-        let started = tokio::spawn(async move { this.start_or_find(&of, start).await })
-            .await
-            .unwrap_or_else(|_| Err(Problem::new(ErrorKind::Internal, "starting the command failed unexpectedly")));
+        let starting = tokio::spawn(async move { this.start_or_find(&of, start).await });
+        let keeper = self.keepers.get(sandbox.lock().record.keeper).cloned();
+        let silent = async {
+            match &keeper {
+                Some(keeper) => keeper.until_stuck().await,
+                None => std::future::pending().await,
+            }
+        };
+        let started = tokio::select! {
+            started = starting => started.unwrap_or_else(|_| {
+                Err(Problem::new(ErrorKind::Internal, "starting the command failed unexpectedly"))
+            }),
+            () = silent => {
+                let text = "the keeper of this sandbox does not answer: the command may start when it does";
+                Err(Problem::new(ErrorKind::OutcomeUnknown, text).sandbox(&sandbox.id))
+            }
+        };
         crate::metrics::Metrics::count(&self.metrics.commands, &started);
         if started.is_ok() {
             self.metrics.command_start_seconds.observe(begun.elapsed().as_secs_f64());
@@ -132,11 +146,16 @@ impl Core {
         command: &Arc<Command>,
         start: Start,
     ) -> Result<(), Problem> {
-        let started = self.start_new(sandbox, command, start).await;
-        if let Err(problem) = &started {
-            self.not_started(sandbox, command, problem);
+        let Err(problem) = self.start_new(sandbox, command, start).await else { return Ok(()) };
+        if command.timed_out.load(std::sync::atomic::Ordering::Acquire) {
+            // It was killed on its way, such as in a program file that somebody holds a lease on.
+            let outcome = Outcome::TimedOut { timeout_ms: command.lock().timeout_ms };
+            self.settle(sandbox, command, outcome, [0; 2], None, false);
+            return Ok(());
         }
-        started.map_err(|problem| problem.sandbox(&sandbox.id))
+        let problem = self.judge(sandbox, problem);
+        self.not_started(sandbox, command, &problem);
+        Err(problem)
     }
 
     async fn start_new(
@@ -187,6 +206,8 @@ impl Core {
         };
         let kills = self.containers.cgroups().oom_kills(sandbox.id.as_str());
         command.oom_before.store(kills, std::sync::atomic::Ordering::Relaxed);
+        // The limit covers the start, too.
+        self.arm_timeout(sandbox, command, record.timeout_ms);
         let started = self.containers.start(&link, spec, logs).await;
         drop(gate);
         let started = match started {
@@ -202,16 +223,22 @@ impl Core {
             }
         };
         command.pid.store(started.pid, std::sync::atomic::Ordering::Relaxed);
-        let what = EventKind::CommandStarted { command_id: record.id.clone() };
-        self.events.record(&self.ledger, &sandbox.id, what, Vec::new());
+        self.tell_started(sandbox, command);
         if let Some(fd) = started.input {
             *command.input.lock().await = sender(fd).ok();
         }
         if let Some(text) = start.stdin {
             self.feed(sandbox, command, text, !start.open_stdin);
         }
-        self.arm_timeout(sandbox, command, record.timeout_ms);
         Ok(())
+    }
+
+    /// Records that a command began, once: its end may be known before the answer to its start is.
+    pub(super) fn tell_started(&self, sandbox: &Sandbox, command: &Command) {
+        if !command.told_started.swap(true, std::sync::atomic::Ordering::AcqRel) {
+            let what = EventKind::CommandStarted { command_id: command.id.clone() };
+            self.events.record(&self.ledger, &sandbox.id, what, Vec::new());
+        }
     }
 
     /// Kills a command with everything it started when its time is over.

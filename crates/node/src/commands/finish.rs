@@ -2,7 +2,7 @@
 
 use super::input::name_of;
 use super::{Command, Progress};
-use crate::ledger::Change;
+use crate::ledger::{Change, CommandRecord};
 use crate::node::Core;
 use crate::sandbox::Sandbox;
 use corral_api::command::{Outcome, Usage};
@@ -24,6 +24,11 @@ impl Core {
             && command.is_running()
         {
             self.command_ended(sandbox, command, exit);
+        } else if notice.exit.is_some() {
+            // Its survivors wrote.
+            let [out, err, _] = notice.totals;
+            let grown = CommandRecord { totals: [out, err], ..command.lock().clone() };
+            self.retain_output(sandbox, &grown);
         }
     }
 
@@ -57,6 +62,9 @@ impl Core {
             record.usage = usage;
             record.clone()
         };
+        if !matches!(outcome, Outcome::NotStarted { .. }) {
+            self.tell_started(sandbox, command);
+        }
         let what = EventKind::CommandEnded { command_id: command.id.clone(), outcome: outcome.clone() };
         self.events.record(&self.ledger, &sandbox.id, what, vec![Change::Command(Box::new(record))]);
         command.progress.send_modify(|p: &mut Progress| {
@@ -120,7 +128,8 @@ impl Core {
                     let kills = self.containers.cgroups().oom_kills(sandbox.id.as_str());
                     let mut inner = sandbox.lock();
                     oom = kills > inner.oom_seen.max(command.oom_before.load(Ordering::Relaxed));
-                    inner.oom_seen = inner.oom_seen.max(kills);
+                    // One for each that died of it: others may have died at the same moment.
+                    inner.oom_seen += u64::from(oom);
                 }
                 Outcome::Signaled { signal, name: name_of(signal), oom }
             }
@@ -147,7 +156,7 @@ impl Core {
 
 /// Whether a sandbox is being ended, or its first process is on its way out and takes all others with it: these are
 /// reported first.
-fn is_ending(sandbox: &Sandbox) -> bool {
+pub(crate) fn is_ending(sandbox: &Sandbox) -> bool {
     let (ending, init) = {
         let inner = sandbox.lock();
         (inner.ending.is_some(), inner.init)

@@ -11,6 +11,7 @@ mod turn;
 
 pub use entrypoint::Entrypoint;
 pub use exec::{Terminal, find_user};
+pub(crate) use finish::is_ending;
 pub use retention::KeptLogs;
 
 use crate::ledger::CommandRecord;
@@ -50,6 +51,8 @@ pub struct Command {
     pub pid: AtomicI32,
     /// Kills for want of memory in its sandbox before it was started: none of these was its own.
     pub oom_before: AtomicU64,
+    /// Its beginning is recorded.
+    pub told_started: AtomicBool,
     /// It reached its limit and was killed for it.
     pub timed_out: AtomicBool,
     /// Write end of its standard input, or its terminal.
@@ -68,6 +71,8 @@ impl Command {
             progress: watch::channel(progress).0,
             pid: AtomicI32::new(0),
             oom_before: AtomicU64::new(0),
+            // One that is read from the ledger was told of before.
+            told_started: AtomicBool::new(record.end.is_some()),
             timed_out: AtomicBool::new(false),
             input: tokio::sync::Mutex::new(None),
             record: Mutex::new(record),

@@ -137,8 +137,10 @@ impl OutputReader {
             progress => of(progress),
         };
         let by_file = match (&self.log, &self.progress, self.within) {
-            // Of an ended sandbox's command only the file knows what its survivors wrote.
-            (Some(log), None, false) => log.total().unwrap_or(0),
+            // Of a command that had ended before this node was started only the file knows what its survivors wrote.
+            (Some(log), progress, false) if progress.as_ref().is_none_or(|p| p.borrow().end.is_some()) => {
+                log.total().unwrap_or(0)
+            }
             _ => 0,
         };
         live.max(self.recorded).max(by_file)

@@ -19,10 +19,20 @@ pub struct KeptLogs {
 }
 
 impl KeptLogs {
-    /// Takes in the log of a command that ended, and gives those that are beyond `limit`. The newest always stays.
+    /// Takes in the log of a command that ended, or what its survivors have made of it since, and gives those that are
+    /// beyond `limit`. The newest always stays.
     fn add(&mut self, id: CommandId, bytes: u64, limit: u64) -> Vec<CommandId> {
-        self.order.push_back((id, bytes));
-        self.bytes += bytes;
+        // Most that grow ended lately.
+        match self.order.iter_mut().rev().find(|(known, _)| *known == id) {
+            Some((_, before)) => {
+                self.bytes = self.bytes - *before + bytes;
+                *before = bytes;
+            }
+            None => {
+                self.bytes += bytes;
+                self.order.push_back((id, bytes));
+            }
+        }
         let mut gone = Vec::new();
         while self.bytes > limit && self.order.len() > 1 {
             let Some((id, bytes)) = self.order.pop_front() else { break };
@@ -43,8 +53,8 @@ impl Core {
     /// Counts the output of a command that has ended, and drops what is beyond the limit.
     pub(super) fn retain_output(self: &Arc<Self>, sandbox: &Arc<Sandbox>, record: &CommandRecord) {
         let bytes = kept_bytes(record);
-        // One of a session has its output in its shell's log; a command without output has nothing to drop.
-        if record.within.is_some() || record.output_gone || (bytes == 0 && !record.is_shell) {
+        // One of a session has its output in its shell's log.
+        if record.within.is_some() || record.output_gone {
             return;
         }
         let (gone, commands) = {
@@ -98,5 +108,9 @@ mod tests {
         assert_eq!(kept.add(ids[2].clone(), 30, 100), [ids[0].clone()]);
         assert_eq!(kept.add(ids[3].clone(), 500, 100), [ids[1].clone(), ids[2].clone()], "the newest stays");
         assert_eq!(kept.bytes, 500);
+        assert!(kept.add(ids[3].clone(), 90, 100).is_empty(), "it is known");
+        assert!(kept.add(ids[0].clone(), 0, 100).is_empty());
+        assert_eq!(kept.add(ids[0].clone(), 20, 100), [ids[3].clone()], "survivors count");
+        assert_eq!(kept.bytes, 20);
     }
 }

@@ -15,7 +15,6 @@ use corral_api::command::{Outcome, SessionRun, Usage};
 use corral_api::digest::Digest;
 use corral_api::ids::CommandId;
 use corral_api::problem::{ErrorKind, Problem};
-use corral_api::sandbox::EventKind;
 use corral_runtime::cgroup;
 use corral_runtime::log_reader::LogReader;
 use std::sync::Arc;
@@ -88,8 +87,7 @@ impl Core {
             self.not_started(sandbox, &command, &problem);
             return Err(problem.sandbox(&sandbox.id));
         }
-        let what = EventKind::CommandStarted { command_id: command.id.clone() };
-        self.events.record(&self.ledger, &sandbox.id, what, Vec::new());
+        self.tell_started(sandbox, &command);
         let script = script(&command.id, &run.command);
         if let Err(problem) = self.write_input(sandbox, &session.shell, script.as_bytes(), false).await {
             tracing::debug!(sandbox_id = %sandbox.id, %problem, "a session's shell takes no input");

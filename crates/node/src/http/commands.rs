@@ -1,6 +1,6 @@
 //! Commands: run, look at, read, write to, signal.
 
-use super::parts::{Answer, Body, Fail, Live, Named, OfCommand, Params, invalid, json};
+use super::parts::{Answer, Body, Fail, Live, Named, OfCommand, Params, drain, invalid, json};
 use crate::commands::Command;
 use crate::commands::output::OutputReader;
 use crate::node::Core;
@@ -157,7 +157,10 @@ pub async fn stdin(State(core): Node, Params(query): Params<StdinQuery>, of: OfC
     let mut body = request.into_body().into_data_stream();
     while let Some(piece) = body.next().await {
         let piece = piece.map_err(|_| invalid("the body broke off"))?;
-        core.write_input(&sandbox, &command, &piece, false).await?;
+        if let Err(problem) = core.write_input(&sandbox, &command, &piece, false).await {
+            drain(&mut body).await;
+            return Err(problem.into());
+        }
     }
     if query.close {
         core.write_input(&sandbox, &command, &[], true).await?;

@@ -1,7 +1,7 @@
 //! Files inside a sandbox.
 
 use super::commands::no_content;
-use super::parts::{Answer, Body, Fail, Live, Params, invalid, json};
+use super::parts::{Answer, Body, Fail, Live, Params, drain, invalid, json};
 use crate::commands::find_user;
 use crate::error::runtime_problem;
 use crate::node::Core;
@@ -34,7 +34,7 @@ async fn begin(
         let inner = sandbox.lock();
         (inner.init, inner.record.environment.config.clone())
     };
-    let user = find_user(init, user.unwrap_or(&config.user)).await?;
+    let user = find_user(init, user.unwrap_or(&config.user)).await.map_err(|p| core.judge(sandbox, p))?;
     let link = core.link_of(sandbox)?;
     let absolute = move |path: String| config.absolute(&path);
     let worker = core.containers.begin(&link, &sandbox.id, &user, &op(&absolute)).await;
@@ -43,7 +43,7 @@ async fn begin(
         corral_runtime::RuntimeError::Gone => {
             Problem::new(ErrorKind::SandboxEnded, "the sandbox has ended").sandbox(&sandbox.id)
         }
-        other => runtime_problem(&other).sandbox(&sandbox.id),
+        other => core.judge(sandbox, runtime_problem(&other)),
     })?;
     Ok((worker, activity))
 }
@@ -62,7 +62,7 @@ async fn simple(
     op: impl FnOnce(&dyn Fn(String) -> String) -> Op,
 ) -> Result<Option<FileStatus>, Fail> {
     let (mut worker, _activity) = begin(core, sandbox, user, op).await?;
-    worker.result().await.map_err(|e| runtime_problem(&e).sandbox(&sandbox.id).into())
+    worker.result().await.map_err(|e| core.judge(sandbox, runtime_problem(&e)).into())
 }
 
 fn status(found: Option<FileStatus>) -> Answer {
@@ -128,7 +128,7 @@ pub async fn read(
         Part::Last(bytes) => Op::ReadEnd { path: abs(path), bytes },
     };
     let (mut worker, activity) = begin(&core, &sandbox, query.user.as_deref(), op).await?;
-    let found = worker.result().await.map_err(|e| runtime_problem(&e).sandbox(&sandbox.id))?;
+    let found = worker.result().await.map_err(|e| core.judge(&sandbox, runtime_problem(&e)))?;
     let size = found.map_or(0, |s| s.size_bytes);
     let (offset, length) = part.of(size);
     let mut answer = HeaderMap::new();
@@ -172,14 +172,20 @@ fn data(
 }
 
 /// Sends a request's body to a worker and returns its result.
-async fn put(sandbox: &Sandbox, mut worker: FileWorker, request: Request) -> Result<Option<FileStatus>, Fail> {
-    let problem = |e: &corral_runtime::RuntimeError| Fail::from(runtime_problem(e).sandbox(&sandbox.id));
+async fn put(
+    core: &Core,
+    sandbox: &Sandbox,
+    mut worker: FileWorker,
+    request: Request,
+) -> Result<Option<FileStatus>, Fail> {
+    let problem = |e: &corral_runtime::RuntimeError| Fail::from(core.judge(sandbox, runtime_problem(e)));
     let mut body = request.into_body().into_data_stream();
     while let Some(piece) = body.next().await {
         // Dropping the worker's socket makes it undo what it began.
         let piece = piece.map_err(|_| invalid("the upload broke off; nothing was changed"))?;
         if worker.put(&piece).await.is_err() {
             // It ended early and has said why.
+            drain(&mut body).await;
             return worker.result().await.map_err(|e| problem(&e));
         }
     }
@@ -204,7 +210,7 @@ pub async fn write(
     let FileWrite { path, user, mode, parents } = query;
     let (worker, _activity) =
         begin(&core, &sandbox, user.as_deref(), |abs| Op::Write { path: abs(path), mode, parents }).await?;
-    status(put(&sandbox, worker, request).await?)
+    status(put(&core, &sandbox, worker, request).await?)
 }
 
 pub async fn remove(State(core): Node, Live(sandbox): Live, Params(query): Params<FileTreeQuery>) -> Answer {
@@ -232,7 +238,7 @@ pub async fn list(State(core): Node, Live(sandbox): Live, Params(query): Params<
     let limit = limit.unwrap_or(DEFAULT_LIMIT);
     let (mut worker, _activity) =
         begin(&core, &sandbox, user.as_deref(), |abs| Op::List { path: abs(path), depth, limit }).await?;
-    let (entries, truncated) = worker.entries().await.map_err(|e| runtime_problem(&e).sandbox(&sandbox.id))?;
+    let (entries, truncated) = worker.entries().await.map_err(|e| core.judge(&sandbox, runtime_problem(&e)))?;
     json(StatusCode::OK, &DirectoryPage { entries, truncated })
 }
 
@@ -256,7 +262,7 @@ pub async fn tar_out(State(core): Node, Live(sandbox): Live, Params(query): Para
     check(&query.path)?;
     let FileQuery { path, user } = query;
     let (mut worker, activity) = begin(&core, &sandbox, user.as_deref(), |abs| Op::TarOut { path: abs(path) }).await?;
-    worker.result().await.map_err(|e| runtime_problem(&e).sandbox(&sandbox.id))?;
+    worker.result().await.map_err(|e| core.judge(&sandbox, runtime_problem(&e)))?;
     let body = axum::body::Body::from_stream(data(worker, activity, None));
     Ok(([(header::CONTENT_TYPE, "application/x-tar")], body).into_response())
 }
@@ -270,7 +276,7 @@ pub async fn tar_in(
     check(&query.path)?;
     let FileQuery { path, user } = query;
     let (worker, _activity) = begin(&core, &sandbox, user.as_deref(), |abs| Op::TarIn { path: abs(path) }).await?;
-    put(&sandbox, worker, request).await?;
+    put(&core, &sandbox, worker, request).await?;
     Ok(no_content())
 }
 
@@ -280,7 +286,7 @@ pub async fn watch(State(core): Node, Live(sandbox): Live, Params(query): Params
     let (mut worker, activity) =
         begin(&core, &sandbox, user.as_deref(), |abs| Op::Watch { path: abs(path), recursive }).await?;
     // The first word tells whether the watch is in place.
-    let first = worker.change().await.map_err(|e| runtime_problem(&e).sandbox(&sandbox.id))?;
+    let first = worker.change().await.map_err(|e| core.judge(&sandbox, runtime_problem(&e)))?;
     let events = futures_util::stream::unfold((worker, activity, first), async |(mut worker, activity, waiting)| {
         let event = match waiting {
             Some(event) => event,

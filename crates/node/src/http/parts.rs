@@ -107,6 +107,20 @@ impl<S: Send + Sync, T: DeserializeOwned> FromRequest<S> for Body<T> {
     }
 }
 
+/// Takes what is left of a body that nobody wants, so that its sender gets to read the answer. One that is very long is
+/// broken off.
+pub async fn drain(body: &mut axum::body::BodyDataStream) {
+    use futures_util::StreamExt as _;
+    const MOST: usize = 256 << 20;
+    let mut taken = 0;
+    while let Some(Ok(piece)) = body.next().await {
+        taken += piece.len();
+        if taken > MOST {
+            return;
+        }
+    }
+}
+
 /// The last of an error's sources: those around it repeat its text.
 fn innermost(error: &dyn std::error::Error) -> String {
     let mut last = error;

@@ -147,6 +147,15 @@ impl Ledger {
         Ok(Self { path: path.to_owned(), queue, reader: Mutex::new(reader), writer: Mutex::new(Some(writer)) })
     }
 
+    /// A ledger in memory: what a node that is only to be ended begins with where the file cannot be used.
+    ///
+    /// # Errors
+    /// When there is no memory for it.
+    pub fn in_memory() -> Result<Self, LedgerError> {
+        // Shared, since reader and writer have a connection each.
+        Self::open(Path::new("file:corral-ledger?mode=memory&cache=shared"))
+    }
+
     /// Writes changes and waits until they are in the log.
     ///
     /// # Errors
@@ -220,8 +229,15 @@ fn write_all(mut connection: Connection, path: &Path, mut queue: mpsc::Unbounded
     /// Most writes in one transaction.
     const BATCH: usize = 512;
     let mut batch = Vec::with_capacity(BATCH);
-    while queue.blocking_recv_many(&mut batch, BATCH) > 0 {
-        let result = write_batch(&mut connection, &batch);
+    let mut kept = Kept::default();
+    while let Some(received) = kept.next(&mut queue, &mut batch, BATCH) {
+        if received == 0 {
+            // Not yet, then: it is tried again.
+            kept.write(&mut connection).unwrap_or(());
+            continue;
+        }
+        // What could not be written comes before what was asked for later.
+        let result = kept.write(&mut connection).and_then(|()| write_batch(&mut connection, &batch));
         if let Err(error) = &result {
             tracing::error!(%error, "the ledger refused a batch");
         }
@@ -229,16 +245,76 @@ fn write_all(mut connection: Connection, path: &Path, mut queue: mpsc::Unbounded
         for write in batch.drain(..) {
             let own = match &result {
                 Ok(()) => Ok(()),
-                Err(_) => write_batch(&mut connection, std::slice::from_ref(&write)),
+                Err(_) => kept
+                    .write(&mut connection)
+                    .and_then(|()| write_batch(&mut connection, std::slice::from_ref(&write))),
             };
-            if let Some(done) = write.done {
-                let own =
-                    own.map_err(|source| LedgerError::Database { action: "write", path: path.to_owned(), source });
-                // Who waited may be gone.
-                done.send(own).unwrap_or(());
+            match (write.done, own) {
+                (Some(done), own) => {
+                    let failed = |source| LedgerError::Database { action: "write", path: path.to_owned(), source };
+                    // Who waited may be gone.
+                    done.send(own.map_err(failed)).unwrap_or(());
+                }
+                (None, Err(error)) if is_full(&error) => kept.keep(write.changes),
+                (None, _) => {}
             }
         }
     }
+    kept.write(&mut connection).unwrap_or_else(|error| tracing::error!(%error, "changes of the ledger are lost"));
+}
+
+/// Changes that nobody waits for and a full disk refused: written as soon as there is room.
+#[derive(Default)]
+struct Kept(std::collections::VecDeque<Vec<Change>>);
+
+impl Kept {
+    /// Most that are kept; beyond it the oldest are lost.
+    const MOST: usize = 100_000;
+    /// How long until they are tried again.
+    const PAUSE: std::time::Duration = std::time::Duration::from_millis(500);
+
+    fn keep(&mut self, changes: Vec<Change>) {
+        if self.0.is_empty() {
+            tracing::error!("the disk is full: changes of the ledger wait for room");
+        }
+        if self.0.len() == Self::MOST {
+            self.0.pop_front();
+        }
+        self.0.push_back(changes);
+    }
+
+    /// Waits for writes; how many came, or 0 where what is kept is to be tried. Nothing at the end.
+    fn next(&self, queue: &mut mpsc::UnboundedReceiver<Write>, batch: &mut Vec<Write>, most: usize) -> Option<usize> {
+        if self.0.is_empty() {
+            return Some(queue.blocking_recv_many(batch, most)).filter(|received| *received > 0);
+        }
+        match queue.try_recv() {
+            Ok(write) => batch.push(write),
+            Err(mpsc::error::TryRecvError::Empty) => std::thread::sleep(Self::PAUSE),
+            Err(mpsc::error::TryRecvError::Disconnected) => return None,
+        }
+        Some(batch.len())
+    }
+
+    /// Writes what is kept.
+    fn write(&mut self, connection: &mut Connection) -> rusqlite::Result<()> {
+        if self.0.is_empty() {
+            return Ok(());
+        }
+        let transaction = connection.transaction()?;
+        for change in self.0.iter().flatten() {
+            apply(&transaction, change)?;
+        }
+        transaction.commit()?;
+        tracing::info!(changes = self.0.len(), "changes of the ledger that waited for room are written");
+        self.0.clear();
+        Ok(())
+    }
+}
+
+fn is_full(error: &rusqlite::Error) -> bool {
+    use rusqlite::ErrorCode::{CannotOpen, DiskFull, SystemIoFailure};
+    matches!(error, rusqlite::Error::SqliteFailure(e, _) if matches!(e.code, DiskFull | SystemIoFailure | CannotOpen))
 }
 
 fn write_batch(connection: &mut Connection, batch: &[Write]) -> rusqlite::Result<()> {

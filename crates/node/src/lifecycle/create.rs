@@ -234,7 +234,12 @@ impl Core {
             allow_setuid: record.spec.allow_setuid,
             from,
         };
-        let started = self.containers.create(&link, spec).await.map_err(|e| start_problem(&e))?;
+        let started = tokio::select! {
+            started = self.containers.create(&link, spec) => started,
+            // What it does of this when it goes on is removed by the end that follows here.
+            () = keeper.until_stuck() => Err(corral_runtime::RuntimeError::Refused("the keeper does not answer".into())),
+        };
+        let started = started.map_err(|e| start_problem(&e, keeper))?;
         sandbox.lock().init = started.pid;
         if sandbox.pulse.borrow().dead {
             return Err(Problem::new(ErrorKind::Internal, "the first process died at once"));
@@ -300,13 +305,17 @@ impl Core {
     }
 }
 
-fn start_problem(error: &corral_runtime::RuntimeError) -> Problem {
+fn start_problem(error: &corral_runtime::RuntimeError, keeper: &crate::keepers::Keeper) -> Problem {
     use corral_keeper::protocol::Step;
     match error {
         // Nothing of the caller's runs at this point: whatever failed is the platform's.
         corral_runtime::RuntimeError::Start { step: step @ (Step::Exec | Step::WorkingDirectory), errno } => {
             let reason = std::io::Error::from_raw_os_error(*errno);
             Problem::new(ErrorKind::Internal, format!("starting failed at step {step:?}: {reason}"))
+        }
+        corral_runtime::RuntimeError::Start { errno: libc::EMFILE, .. } => {
+            keeper.note_crowded();
+            overloaded("a keeper has no descriptors left")
         }
         other => runtime_problem(other),
     }

@@ -3,7 +3,7 @@
 use crate::node::Core;
 use crate::sandbox::Sandbox;
 use corral_api::sandbox::{EndReason, EndStatus, SandboxStatus, State};
-use corral_keeper::protocol::{Exit, Request};
+use corral_keeper::protocol::Exit;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -33,7 +33,6 @@ impl Core {
         if record.state != State::Stopping {
             self.set_state(sandbox, State::Stopping);
         }
-        let _turn = self.removals.acquire().await;
         self.tear_down(sandbox, record.keeper).await;
         self.finish_commands(sandbox);
         if let Some(keeper) = self.keepers.get(record.keeper) {
@@ -56,18 +55,21 @@ impl Core {
         if let Err(error) = self.containers.kill(id) {
             tracing::error!(sandbox_id = %id, error = %crate::error::chain(&error), "cannot kill a sandbox");
         }
-        let link = self.keepers.get(keeper).and_then(|k| k.link());
-        if let Some(link) = link
+        if let Some(keeper) = self.keepers.get(keeper)
             && sandbox.lock().init != 0
         {
-            if tokio::time::timeout(DIES_WITHIN, sandbox.wait_dead()).await.is_err() {
-                tracing::error!(sandbox_id = %id, "a sandbox's first process does not die");
+            let dead = tokio::time::timeout(DIES_WITHIN, sandbox.wait_dead());
+            tokio::select! {
+                dead = dead => if dead.is_err() && !keeper.is_stuck() {
+                    tracing::error!(sandbox_id = %id, "a sandbox's first process does not die");
+                },
+                // It will not tell; the process dies all the same.
+                () = keeper.until_stuck() => {}
             }
-            match link.ask(Request::Forget { sandbox: id.clone() }).await {
-                Ok(_) | Err(corral_runtime::RuntimeError::Gone | corral_runtime::RuntimeError::KeeperLost) => {}
-                Err(error) => tracing::error!(sandbox_id = %id, %error, "the keeper does not forget a sandbox"),
-            }
+            keeper.forget(id).await;
         }
+        // Only for what is done here: what waits for a keeper holds nobody up.
+        let _turn = self.removals.acquire().await;
         if let Err(error) = self.containers.remove(id).await {
             tracing::error!(sandbox_id = %id, error = %crate::error::chain(&error), "cannot remove all of a sandbox; it is tried again");
         }

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import Any
 
-from .._errors import CorralError, NotFound, SandboxEnded, error_of
+from .._errors import Conflict, CorralError, NotFound, SandboxEnded, error_of
 from .._requests import Request, checked, exec_body, inline_stdin, path
 from .._retry import Repeat
 from .._types import (
@@ -188,8 +188,11 @@ class AsyncSandbox:
                 await handle.write_stdin(streamed, close=True)
             except (NotFound, SandboxEnded):
                 raise
+            except Conflict:
+                # A command may close its input before it has read everything, and go on.
+                pass
             except Exception:
-                # A command may end, or close its input, before it has read everything.
+                # Or end.
                 if (await handle.refresh()).running:
                     raise
             return await handle.result(check=check)

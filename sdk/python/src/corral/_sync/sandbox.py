@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import Any
 
-from .._errors import CorralError, NotFound, SandboxEnded, error_of
+from .._errors import Conflict, CorralError, NotFound, SandboxEnded, error_of
 from .._requests import Request, checked, exec_body, inline_stdin, path
 from .._retry import Repeat
 from .._types import (
@@ -190,8 +190,11 @@ class Sandbox:
                 handle.write_stdin(streamed, close=True)
             except (NotFound, SandboxEnded):
                 raise
+            except Conflict:
+                # A command may close its input before it has read everything, and go on.
+                pass
             except Exception:
-                # A command may end, or close its input, before it has read everything.
+                # Or end.
                 if (handle.refresh()).running:
                     raise
             return handle.result(check=check)
