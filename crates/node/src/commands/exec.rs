@@ -106,8 +106,9 @@ impl Core {
         let keeper = self.keepers.get(sandbox.lock().record.keeper).cloned();
         let silent = async {
             match &keeper {
-                Some(keeper) => keeper.until_stuck().await,
-                None => std::future::pending().await,
+                // One that is known not to answer is asked nothing: the start says so itself.
+                Some(keeper) if !keeper.is_stuck() => keeper.until_stuck().await,
+                _ => std::future::pending().await,
             }
         };
         let started = tokio::select! {
