@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 import os
 import subprocess
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -11,7 +14,7 @@ from pathlib import Path
 import pytest
 
 import corral
-from support import Server, mounts, with_busybox
+from support import Server, mounts, until, with_busybox
 
 LIMITS = corral.Limits(memory_mib=64, cpus=1.0, pids=32, disk_mib=256)
 OUTPUT = 4_000_000
@@ -82,3 +85,54 @@ def test_a_full_disk(tmp_path: Path) -> None:
         another = client.sandboxes.create("bb", limits=LIMITS)
         assert another.exec("echo room").stdout == "room\n"
         assert box.exec("wc -c < /mine").stdout.strip() == str(150 << 20)
+
+
+def fill_all(disk: Path) -> list[Path]:
+    """Takes everything, also what is given up for what runs, until nothing more comes."""
+    fillers = []
+    for number in range(200):
+        filler = disk / f"filler-{number}"
+        fillers.append(filler)
+        with filler.open("wb") as file, contextlib.suppress(OSError):
+            while True:
+                file.write(b"x" * (1 << 20))
+                file.flush()
+                os.fsync(file.fileno())
+        if os.statvfs(disk).f_bfree < 16 and number > 20:
+            break
+        time.sleep(0.05)
+    return fillers
+
+
+def test_ends_are_kept_for_a_ledger_that_takes_nothing(tmp_path: Path) -> None:
+    with node(tmp_path) as server, server.client(retry=corral.RetryPolicy(attempts=1)) as client:
+        boxes = [client.sandboxes.create("bb", limits=LIMITS) for _ in range(3)]
+        fillers = fill_all(server.data.parent)
+        ended = [box for box in boxes[:2] if box.delete().state == corral.State.ENDED]
+        assert len(ended) == 2
+        for filler in fillers:
+            filler.unlink()
+        until(lambda: all(client.sandboxes.get(box.id).state == corral.State.ENDED for box in ended), 30)
+        server.kill()
+        server.start()
+        assert [client.sandboxes.get(box.id).status.end.reason for box in ended] == [corral.EndReason.STOPPED] * 2  # type: ignore[union-attr]
+        assert boxes[2].exec("echo on").stdout == "on\n"
+
+
+def test_down_needs_no_room(tmp_path: Path) -> None:
+    with node(tmp_path) as server, server.client() as client:
+        box = client.sandboxes.create("bb", limits=LIMITS)
+        box.start("sleep 1000")
+        image = server.data / "writable.btrfs"
+        size = image.stat().st_size
+        server.stop()
+        fillers = fill_all(server.data.parent)
+        done = server.cli("--json", "down", "--data-dir", str(server.data))
+        assert done.returncode == 0, done.stderr
+        assert json.loads(done.stdout)["ended"] == 1
+        assert not any(server.remains().values()), server.remains()
+        assert image.stat().st_size == size, "nothing is taken of the host"
+        for filler in fillers:
+            filler.unlink()
+        server.start()
+        assert box.refresh().state == corral.State.ENDED
