@@ -201,10 +201,16 @@ pub fn attributes(of: &Attributes) -> Vec<u8> {
     Out::default().u64(KEEP_SECONDS).zeroes(8).attributes(of).0
 }
 
-/// Answer of an open. The kernel keeps pages of it where it reads without direct I/O.
+/// Answer of an open. Reads go past the page cache of the file, as EROFS keeps what it reads in its own; and a reader
+/// that waits for such a read can be killed.
 pub fn opened(handle: u64) -> Vec<u8> {
-    const KEEP_CACHE: u32 = 1 << 1;
-    Out::default().u64(handle).u32(KEEP_CACHE).zeroes(4).0
+    const DIRECT_IO: u32 = 1;
+    Out::default().u64(handle).u32(DIRECT_IO).zeroes(4).0
+}
+
+/// Answer of an open of the directory.
+pub fn opened_directory() -> Vec<u8> {
+    Out::default().zeroes(16).0
 }
 
 /// Answer of the first request.

@@ -81,7 +81,7 @@ fn other(core: &Core, request: &Request<'_>) -> Result<Vec<u8>, Errno> {
             release(core, request);
             Vec::new()
         }
-        opcode::OPENDIR => wire::opened(0),
+        opcode::OPENDIR => wire::opened_directory(),
         opcode::READDIR => list(core, request)?,
         opcode::RELEASEDIR | opcode::DESTROY => Vec::new(),
         opcode::STATFS => wire::file_system(),
