@@ -2,7 +2,6 @@
 //!
 //! Shares are not lent: what nobody waits for never holds up what somebody does.
 
-use serde::{Deserialize, Serialize};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
@@ -19,7 +18,7 @@ pub(crate) enum Lane {
 }
 
 /// Limits of all lanes together.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Limits {
     /// Bytes of answers and of chunks being unpacked.
     pub bytes: u64,

@@ -315,8 +315,8 @@ mod tests {
         #[test]
         fn any_bytes_do_no_harm(bytes in proptest::collection::vec(any::<u8>(), 0..200)) {
             if let Some(request) = Request::parse(&bytes) {
-                (request.name(), request.read(), request.open_flags(), request.interrupted());
-                (request.forgotten().count(), request.offer());
+                let _parts = (request.name(), request.read(), request.open_flags(), request.interrupted());
+                let _rest = (request.forgotten().count(), request.offer());
             }
         }
     }

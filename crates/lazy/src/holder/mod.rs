@@ -100,12 +100,14 @@ pub fn hold(options: Options) -> Result<(), HolderError> {
     let root = &options.server.root;
     let lock = lock(root)?;
     let device = mount(root)?;
-    let listener = listen(&options.socket);
-    let held = listener.and_then(|listener| {
-        let state = rustix::fs::memfd_create("corral-lazy", MemfdFlags::CLOEXEC);
-        Ok(Held { device, listener, state: state.map_err(failed("memory for", root))?, lock })
+    let begun = listen(&options.socket).and_then(|listener| {
+        let state = rustix::fs::memfd_create("corral-lazy", MemfdFlags::CLOEXEC).map_err(failed("memory for", root));
+        let held = state.map(|state| Held { device, listener, state, lock });
+        // From here on the socket is its own.
+        held.and_then(|held| Holder::new(options.clone(), held))
+            .inspect_err(|_| rustix::fs::unlink(&options.socket).unwrap_or(()))
     });
-    match held.and_then(|held| Holder::new(options.clone(), held)) {
+    match begun {
         Ok(holder) => holder.run(),
         Err(error) => {
             unmount(root);
@@ -163,7 +165,10 @@ impl Holder {
         })?;
         let signals = process::signal_fd(&[libc::SIGCHLD, libc::SIGTERM, libc::SIGINT, libc::SIGHUP]);
         let signals = signals.map_err(failed("watch the signals of", own))?;
-        let environment = environment();
+        let mut environment = environment();
+        // What a server frees it uses again: with an arena for each of many threads it would keep several times as much.
+        environment.retain(|entry| !entry.as_bytes().starts_with(b"MALLOC_ARENA_MAX="));
+        environment.push(c"MALLOC_ARENA_MAX=4".to_owned());
         Ok(Self { options, held, program, signals, single, environment, child: None, pause: None, short: 0 })
     }
 

@@ -104,6 +104,7 @@ impl Map {
 
     /// What was believed of these chunks is so no more: they are looked at before they are used again.
     pub fn doubt(&self, chunks: Range<usize>) {
+        self.complete.store(false, Ordering::Release);
         for chunk in chunks {
             if self.state(chunk) == State::Present {
                 self.set(chunk, UNCHECKED);

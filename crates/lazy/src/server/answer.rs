@@ -25,7 +25,8 @@ pub(super) fn run(core: &Arc<Core>) {
     let mut request = vec![0; LONGEST];
     let mut answer = vec![0; MAX_READ];
     // Touched now: memory that has to be found while the kernel copies would fail the copy of a process that is killed.
-    (request.fill(1), answer.fill(1));
+    request.fill(1);
+    answer.fill(1);
     loop {
         match core.device.receive(&mut request) {
             Ok(Received::Request(length)) => match Request::parse(&request[..length]) {

@@ -93,7 +93,11 @@ impl Identity {
     }
 
     pub fn tell(&self, root: &Path, epoch: u64) -> Who {
-        let build = || std::fs::read("/proc/self/exe").map(|bytes| blake3::hash(&bytes).to_string());
+        let build = || -> io::Result<String> {
+            let mut hasher = blake3::Hasher::new();
+            hasher.update_reader(File::open("/proc/self/exe")?)?;
+            Ok(hasher.finalize().to_string())
+        };
         Who {
             version: env!("CARGO_PKG_VERSION").to_owned(),
             build: self.build.get_or_init(|| build().unwrap_or_default()).clone(),

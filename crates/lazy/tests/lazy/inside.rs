@@ -251,7 +251,8 @@ fn after_a_power_cut_nothing_wrong_is_ever_read() {
         let own = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap();
         let whole = map("before", &vec![1; count]);
         type Damage = Box<dyn Fn(&Layer)>;
-        let data = |change: Box<dyn Fn(&mut Vec<u8>)>| -> Damage {
+        type Change = Box<dyn Fn(&mut Vec<u8>)>;
+        let data = |change: Change| -> Damage {
             Box::new(move |layer| {
                 let mut data = layer.data();
                 change(&mut data);
@@ -393,7 +394,8 @@ fn layers_come_and_go() {
         let mut listed: Vec<String> =
             std::fs::read_dir(&lazy).unwrap().map(|e| e.unwrap().file_name().into_string().unwrap()).collect();
         let mut names = [one.id.hex(), two.id.hex()];
-        (listed.sort(), names.sort());
+        listed.sort();
+        names.sort();
         assert_eq!(listed, names);
         let file = inside.file(&one);
         assert_eq!(file.metadata().unwrap().len(), one.manifest.data_len);

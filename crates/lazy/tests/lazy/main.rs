@@ -2,5 +2,6 @@
 #![allow(missing_docs, clippy::unwrap_used, clippy::large_futures)]
 
 mod inside;
+mod pressure;
 mod processes;
 mod support;

@@ -394,6 +394,11 @@ impl Held {
         pid
     }
 
+    /// Takes note that the holder was killed.
+    pub fn gone(mut self) {
+        self.child.wait().unwrap();
+    }
+
     /// Ends the holder as an operator would, and looks at what is left.
     pub fn end(mut self) {
         let who = self.who();
@@ -413,6 +418,7 @@ impl Drop for Held {
         if std::thread::panicking() {
             corral_sys::process::kill(self.pid(), libc::SIGTERM).unwrap_or(());
             self.child.wait().map(|_| ()).unwrap_or(());
+            detach(&self.options.server.root.join("lazy"));
         }
     }
 }
