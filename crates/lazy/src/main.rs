@@ -15,10 +15,7 @@ fn main() {
         ("serve", [fds, numbers, holder, pid, rest @ ..]) if fds == "--fds" && holder == "--holder" => {
             serve(numbers, pid, rest)
         }
-        ("probe", []) => {
-            println!("{}", holder::probe_line());
-            Ok(())
-        }
+        ("probe", rest) => probe(rest),
         _ => {
             eprintln!("usage: corral-lazy hold --root DIR --store URL --socket PATH [options]\n{HELP}");
             std::process::exit(2);
@@ -32,6 +29,11 @@ fn main() {
 
 fn hold(words: &[String]) -> Result<()> {
     Ok(holder::hold(Options::parse(words)?)?)
+}
+
+fn probe(words: &[String]) -> Result<()> {
+    println!("{}", holder::probe_line(words)?);
+    Ok(())
 }
 
 fn resume_holding(numbers: &str, words: &[String]) -> Result<()> {

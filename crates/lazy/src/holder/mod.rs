@@ -4,6 +4,8 @@
 //! decisions about layers and knows none. To go on as another version it executes that in its own process, with all
 //! descriptors; readers notice nothing but the time it takes to start a server. When the holder itself is killed, the
 //! server takes its place in the same way.
+//!
+//! `ROOT/lazy.lock` keeps a second holder away; it stays when the holder ends.
 
 mod mount;
 mod server;
@@ -38,6 +40,9 @@ pub enum HolderError {
     /// The store's URL cannot be.
     #[error(transparent)]
     Store(#[from] corral_store::StoreError),
+    /// It held until somebody else took the mount away, or the kernel ended the connection.
+    #[error("{} is not mounted any more", .0.display())]
+    Unmounted(PathBuf),
     /// Descriptors that were to be handed over are not there.
     #[error("descriptors {0:?} were not handed over")]
     Descriptors(String),
@@ -79,6 +84,8 @@ struct Holder {
     pause: Option<Instant>,
     /// Servers in a row that ended as soon as they began.
     short: u32,
+    /// Whether a server has found the connection ended.
+    is_over: bool,
 }
 
 const OOM_SCORE: i32 = -1000;
@@ -169,7 +176,18 @@ impl Holder {
         // What a server frees it uses again: with an arena for each of many threads it would keep several times as much.
         environment.retain(|entry| !entry.as_bytes().starts_with(b"MALLOC_ARENA_MAX="));
         environment.push(c"MALLOC_ARENA_MAX=4".to_owned());
-        Ok(Self { options, held, program, signals, single, environment, child: None, pause: None, short: 0 })
+        Ok(Self {
+            options,
+            held,
+            program,
+            signals,
+            single,
+            environment,
+            child: None,
+            pause: None,
+            short: 0,
+            is_over: false,
+        })
     }
 
     fn run(mut self) -> Result<(), HolderError> {
@@ -190,6 +208,10 @@ impl Holder {
                         _ => self.reap(),
                     }
                 }
+            }
+            if self.is_over {
+                let root = self.options.server.root.clone();
+                return self.end().and(Err(HolderError::Unmounted(root)));
             }
             if self.child.is_none() && self.pause.is_none_or(|at| at <= Instant::now()) {
                 self.start();
@@ -230,6 +252,7 @@ impl Holder {
         while let Ok(Some(ended)) = try_reap_any() {
             let Some(child) = self.child.take_if(|child| child.pid == ended.pid) else { continue };
             eprintln!("corral-lazy: server {} ended ({:?}, {:?})", child.pid, ended.code, ended.signal);
+            self.is_over = ended.code == Some(0);
             self.short = if child.started.elapsed() < SHORT { self.short + 1 } else { 0 };
             // The first few at once: what ended them may have passed.
             let pause = match self.short {

@@ -2,6 +2,7 @@
 
 use super::Holder;
 use crate::HANDOVER;
+use crate::options::{Options, OptionsError};
 use crate::server::own_path;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{Mode, OFlags};
@@ -17,9 +18,12 @@ use std::time::{Duration, Instant};
 /// How long a program may take to say what it is.
 const PROBE: Duration = Duration::from_secs(5);
 
-/// What `corral-lazy probe` prints.
-pub fn probe_line() -> &'static str {
-    HANDOVER
+/// What `corral-lazy probe` prints, when it is told what a holder is told.
+///
+/// # Errors
+/// It does not understand that.
+pub fn probe_line(words: &[String]) -> Result<&'static str, OptionsError> {
+    Options::parse(words).map(|_| HANDOVER)
 }
 
 impl Holder {
@@ -47,7 +51,7 @@ impl Holder {
         let path = path.or_else(|| self.options.program.clone()).or_else(own_path).ok_or("no program is named")?;
         let flags = OFlags::RDONLY | OFlags::CLOEXEC;
         let program = rustix::fs::open(&path, flags, Mode::empty()).map_err(|e| format!("{}: {e}", path.display()))?;
-        probe(&path)?;
+        probe(&path, &self.options.words())?;
         if is_asked {
             self.tell(b"ok");
             self.wait_for_go();
@@ -71,11 +75,11 @@ impl Holder {
     }
 }
 
-/// Whether a program is one that can take over.
-fn probe(path: &Path) -> Result<(), String> {
+/// Whether a program is one that can take over, and understands what it will be told.
+fn probe(path: &Path, words: &[String]) -> Result<(), String> {
     let fault = |what: String| format!("{}: {what}", path.display());
     let mut command = Command::new(path);
-    command.arg("probe").stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null());
+    command.arg("probe").args(words).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null());
     let mut child = command.spawn().map_err(|e| fault(e.to_string()))?;
     let until = Instant::now() + PROBE;
     let status = loop {

@@ -69,9 +69,6 @@ pub(crate) struct Layer {
     data: File,
 }
 
-/// Bytes of the largest table of places that is read.
-const MAX_PLACES: u64 = 1 << 32;
-
 impl Layer {
     /// Reads what lies in `layers/HEX`.
     pub fn load(layers: &Path, id: LayerId, boot_id: &str) -> Result<Self, LayerError> {
@@ -150,8 +147,10 @@ impl Layer {
 
     /// The table of places that lies here, if a sound one does.
     pub fn local_places(&self) -> Option<Places> {
-        let bytes = read_file(&self.dir, "places", MAX_PLACES).ok()?;
-        Places::decode(&bytes).ok().filter(|places| places.chunks.len() == self.manifest.chunks.len())
+        let chunks = self.manifest.chunks.len();
+        // At worst every chunk lies in a pack of its own.
+        let bytes = read_file(&self.dir, "places", 20 + chunks as u64 * (32 + 16)).ok()?;
+        Places::decode(&bytes).ok().filter(|places| places.chunks.len() == chunks)
     }
 
     /// Forces everything to the disk and removes the map, which says that all is here. Nothing may be under way.

@@ -106,3 +106,36 @@ impl Layers {
         Ok(layer)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use corral_format::manifest::Manifest;
+
+    #[test]
+    fn layers_of_one_number_are_told_apart_or_refused() {
+        let root = tempfile::tempdir().unwrap();
+        let manifest = Manifest::new(b"meta", [(5, [1; 32])]).unwrap();
+        let id: LayerId = manifest.digest().hex().parse().unwrap();
+        let put = |id: LayerId| {
+            let dir = root.path().join("layers").join(id.hex());
+            std::fs::create_dir_all(&dir).unwrap();
+            std::fs::write(dir.join("manifest"), manifest.encode()).unwrap();
+        };
+        put(id);
+        let layers = || Layers::new(root.path(), "boot".to_owned());
+        assert_eq!(layers().find_node(id.node(), None).unwrap().id, id);
+        assert!(layers().find_node(id.node(), Some(id.handle() ^ 1)).is_none());
+        // Another name with the same number.
+        let other: LayerId = format!("{}{}", &id.hex()[..16], "0".repeat(48)).parse().unwrap();
+        put(other);
+        assert!(layers().find_node(id.node(), None).is_none(), "it could be either");
+        assert_eq!(layers().find_node(id.node(), Some(id.handle())).unwrap().id, id);
+        let known = layers();
+        known.find(id).unwrap();
+        assert!(matches!(known.find(other), Err(LayerError::Number { .. })));
+        assert!(matches!(layers().find(other), Err(LayerError::Manifest { .. })));
+        std::fs::remove_dir_all(root.path().join("layers").join(id.hex())).unwrap();
+        assert!(matches!(known.find(id), Err(LayerError::Unknown(_))));
+    }
+}

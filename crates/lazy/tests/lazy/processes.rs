@@ -271,3 +271,15 @@ fn the_memory_of_a_server_is_bounded() {
         held.end();
     });
 }
+
+#[test]
+fn a_holder_ends_when_its_mount_is_taken_away() {
+    within(60, || {
+        let site = Site::new();
+        let held = Held::start(&site, |_| {});
+        let who = held.who();
+        rustix::mount::unmount(site.root().join("lazy"), rustix::mount::UnmountFlags::empty()).unwrap();
+        assert!(!held.gone().success());
+        assert!(!is_there(who.server_pid) && !site.dir.path().join("c.sock").exists());
+    });
+}

@@ -394,9 +394,9 @@ impl Held {
         pid
     }
 
-    /// Takes note that the holder was killed.
-    pub fn gone(mut self) {
-        self.child.wait().unwrap();
+    /// Waits for the end of a holder that something else ends.
+    pub fn gone(mut self) -> std::process::ExitStatus {
+        self.child.wait().unwrap()
     }
 
     /// Ends the holder as an operator would, and looks at what is left.
