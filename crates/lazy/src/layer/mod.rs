@@ -64,6 +64,8 @@ pub(crate) struct Layer {
     pub forgotten: AtomicBool,
     /// Set when the last step of a layer's life here begins: all is forced to the disk.
     pub finishing: AtomicBool,
+    /// Whether it was looked at once whether all is here: the process before may have ended before the last step.
+    pub seen_full: AtomicBool,
     dir: OwnedFd,
     identity: (u64, u64),
     data: File,
@@ -102,6 +104,7 @@ impl Layer {
             opens: AtomicUsize::new(0),
             forgotten: AtomicBool::new(false),
             finishing: AtomicBool::new(false),
+            seen_full: AtomicBool::new(false),
             manifest,
             dir,
             identity,

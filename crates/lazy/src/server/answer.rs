@@ -193,6 +193,10 @@ fn read(core: &Arc<Core>, request: &Request<'_>, buffer: &mut Vec<u8>) -> Result
     let chunks = layer.chunks_of(offset, length);
     layer.recorders.touch(&chunks);
     let is_full = layer.map.is_full();
+    if is_full && !layer.seen_full.load(Ordering::Relaxed) {
+        layer.seen_full.store(true, Ordering::Relaxed);
+        core.finish_if_full(&layer);
+    }
     let ahead = if is_full || length == 0 { None } else { note(core, &layer, &chunks) };
     if is_full || layer.map.all_present(chunks.clone()) {
         if buffer.len() < length {

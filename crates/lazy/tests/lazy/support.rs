@@ -6,7 +6,7 @@ use corral_format::places::{Place, Places};
 use corral_format::{BLOCK, CHUNK, presence};
 use corral_lazy::LayerId;
 use corral_lazy::client::LazyLink;
-use corral_lazy::control::{Stats, Who};
+use corral_lazy::control::{Event, EventLine, EventRecord, LayerStats, Stats, Who};
 use corral_lazy::options::Options;
 use corral_lazy::server::{Config, Server, Source};
 use corral_store::{Faults, Faulty, PosixConfig, PosixStore};
@@ -428,4 +428,30 @@ pub fn read_direct(file: &fs::File, offset: u64, length: usize) -> std::io::Resu
     let mut bytes = vec![0; length];
     file.read_exact_at(&mut bytes, offset)?;
     Ok(bytes)
+}
+
+/// Counters of a layer.
+pub fn of(inside: &Inside, layer: &Layer) -> LayerStats {
+    let stats = inside.stats();
+    stats.layers.into_iter().find(|l| l.layer == layer.id).expect("the layer")
+}
+
+/// Events until one is as wished.
+pub fn events_until(socket: &Path, wished: impl Fn(&Event) -> bool) -> Vec<EventRecord> {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    runtime.block_on(async {
+        let mut events = LazyLink::connect(socket).await.unwrap().events(None).await.unwrap();
+        let mut seen = Vec::new();
+        let end = tokio::time::Instant::now() + Duration::from_secs(20);
+        loop {
+            let line = tokio::time::timeout_at(end, events.next()).await.expect("an event in time").unwrap();
+            if let EventLine::Event(record) = line {
+                let found = wished(&record.event);
+                seen.push(record);
+                if found {
+                    return seen;
+                }
+            }
+        }
+    })
 }
