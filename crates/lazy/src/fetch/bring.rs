@@ -105,7 +105,7 @@ async fn look_here_first(layer: &Arc<Layer>, claims: Vec<Claim>) -> Vec<Claim> {
 
 /// Brings what lies together, and then one by one what was wrong.
 async fn carry(core: &Arc<Core>, layer: &Arc<Layer>, places: &Arc<Places>, run: Vec<Placed<Claim>>, want: &Want) {
-    let wrong = match read(core, layer, places, &run, want).await {
+    let wrong = match read(core, layer, places, &numbered(&run), want).await {
         Ok(bytes) => unpack(layer, run, bytes).await,
         Err(late @ SourceError::Late(_)) => return fail_all(run.into_iter().map(|c| c.item).collect(), &late, want),
         // One of them may be the cause.
@@ -128,7 +128,7 @@ async fn insist(core: &Arc<Core>, layer: &Arc<Layer>, places: &Arc<Places>, mut 
             places = self::places(core, layer, want.deadline, Some(&places)).await.unwrap_or(places);
         }
         let mut run = vec![Placed { place: places.chunks[chunk], item: claim }];
-        match read(core, layer, &places, &run, want).await {
+        match read(core, layer, &places, &numbered(&run), want).await {
             Ok(bytes) => {
                 refusal = None;
                 let mut wrong = unpack(layer, run, bytes).await;
@@ -156,12 +156,42 @@ async fn insist(core: &Arc<Core>, layer: &Arc<Layer>, places: &Arc<Places>, mut 
     claim.fail(FetchError::Corrupt { chunk, tries: TRIES }, remember);
 }
 
+/// A chunk for one reader, not kept: where there is no room for it.
+pub(crate) async fn pass_through(
+    core: &Core,
+    layer: &Arc<Layer>,
+    chunk: usize,
+    want: &Want,
+) -> Result<Vec<u8>, FetchError> {
+    let failed = |error| match error {
+        SourceError::Late(why) => FetchError::Late { chunk, why },
+        SourceError::Final(why) => FetchError::Refused { chunk, why },
+    };
+    let places = places(core, layer, want.deadline, None).await.map_err(failed)?;
+    let place = places.chunks[chunk];
+    let _leave = core.budget.take(want.lane, u64::from(place.stored).min(CHUNK) + CHUNK).await;
+    for _ in 0..TRIES {
+        let run = [Placed { item: chunk, place }];
+        let bytes = read(core, layer, &places, &run, want).await.map_err(failed)?;
+        let mut buffer = Vec::new();
+        if raw_of(layer.chunk(chunk), place, &bytes, &mut buffer, &mut None).is_some() {
+            return Ok(buffer);
+        }
+        layer.stats.wrong_answer();
+    }
+    Err(FetchError::Corrupt { chunk, tries: TRIES })
+}
+
+fn numbered(run: &[Placed<Claim>]) -> Vec<Placed<usize>> {
+    run.iter().map(|c| Placed { item: c.item.chunk, place: c.place }).collect()
+}
+
 /// Reads the bytes of chunks that lie behind each other.
 async fn read(
     core: &Core,
     layer: &Layer,
     places: &Places,
-    run: &[Placed<Claim>],
+    run: &[Placed<usize>],
     want: &Want,
 ) -> Result<Bytes, SourceError> {
     let unsound = || SourceError::Final("its place cannot be".to_owned());
@@ -175,7 +205,7 @@ async fn read(
     let range = first.place.offset..last.place.offset + u64::from(last.place.stored);
     let begin = Instant::now();
     let bytes = core.source.get_range(&key, range, want.deadline).await?;
-    let raw: u64 = run.iter().map(|c| u64::from(layer.chunk(c.item.chunk).len)).sum();
+    let raw: u64 = run.iter().map(|c| u64::from(layer.chunk(c.item).len)).sum();
     layer.stats.fetched(bytes.len() as u64, raw, begin.elapsed(), want.lane);
     if let Some(cgroup) = &want.cgroup {
         core.cgroups.charge(cgroup, bytes.len() as u64, raw);
@@ -210,7 +240,7 @@ fn unpack_now(layer: &Layer, run: Vec<Placed<Claim>>, bytes: &[u8]) -> Vec<Claim
         match layer.write(claim.chunk, &mut buffer) {
             Ok(()) => claim.land(),
             Err(error) => {
-                tracing::error!(layer = %layer.id, %error, "a chunk cannot be written");
+                tracing::warn!(layer = %layer.id, %error, "a chunk cannot be kept");
                 let failure = FetchError::Disk { chunk: claim.chunk, why: error.to_string() };
                 claim.fail(failure, Some(0));
             }

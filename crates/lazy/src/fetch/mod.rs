@@ -79,6 +79,8 @@ pub(crate) struct Failure {
     pub is_new: bool,
 }
 
+pub(crate) use bring::pass_through;
+
 /// Waits until these chunks are here. May be dropped; what was claimed is brought nevertheless.
 ///
 /// # Errors

@@ -4,11 +4,12 @@ use super::Core;
 use crate::LayerId;
 use crate::control::Event;
 use crate::fetch::budget::Lane;
-use crate::fetch::{Failure, Want, ensure, prefetch};
+use crate::fetch::{Failure, FetchError, Want, ensure, pass_through, prefetch};
 use crate::fuse::MAX_READ;
 use crate::fuse::device::Received;
 use crate::fuse::wire::{self, Attributes, Request, opcode};
 use crate::id::ROOT;
+use crate::layer::map::State;
 use crate::layer::{Layer, LayerError};
 use corral_format::CHUNK;
 use rustix::io::Errno;
@@ -241,31 +242,67 @@ async fn wait(core: Arc<Core>, read: Read, cgroup: Option<Arc<str>>) {
     let deadline = Instant::now() + core.config.wait_limit;
     let want = Want { lane: Lane::Demand, deadline, pid: read.pid, cgroup: cgroup.clone() };
     let done = ensure(&core, &read.layer, read.chunks.clone(), &want).await;
-    match done {
+    // Never closed.
+    let _leave = core.answers.acquire().await;
+    let mut buffer = Vec::new();
+    let failure = match done {
         Ok(()) => {
-            // Never closed.
-            let leave = core.answers.acquire().await;
-            let mut buffer = vec![0; read.length];
-            match read.layer.read(&mut buffer, read.offset) {
-                Ok(()) => core.device.answer(read.unique, &buffer),
-                Err(error) => {
-                    read.layer.map.doubt(read.chunks.clone());
-                    let chunk = read.chunks.start as u64;
-                    refuse(&core, &read, cgroup, chunk, format!("it cannot be read here: {error}"));
-                }
-            }
-            drop(leave);
+            buffer.resize(read.length, 0);
+            let done = read.layer.read(&mut buffer, read.offset);
+            done.err().map(|error| {
+                read.layer.map.doubt(read.chunks.clone());
+                (read.chunks.start, format!("it cannot be read here: {error}"))
+            })
         }
-        Err(Failure { error, is_new: true }) => {
-            refuse(&core, &read, cgroup, error.chunk() as u64, error.to_string());
+        // No room is no reason to fail: it is asked for again next time.
+        Err(Failure { error, .. }) if matches!(*error, FetchError::Disk { .. }) => {
+            buffer.resize(read.length, 0);
+            let done = gather(&core, &read, &want, &mut buffer).await;
+            done.err().map(|error| (error.chunk(), error.to_string()))
         }
+        Err(Failure { error, is_new: true }) => Some((error.chunk(), error.to_string())),
         // Told a moment ago.
         Err(Failure { .. }) => {
             read.layer.stats.error();
             core.device.refuse(read.unique, Errno::IO);
+            forget(&core, read.unique);
+            return;
+        }
+    };
+    match failure {
+        None => core.device.answer(read.unique, &buffer),
+        Some((chunk, reason)) => refuse(&core, &read, cgroup, chunk as u64, reason),
+    }
+    forget(&core, read.unique);
+}
+
+/// It waits no more.
+fn forget(core: &Core, unique: u64) {
+    core.waiting.lock().unwrap_or_else(PoisonError::into_inner).remove(&unique);
+}
+
+/// Puts together what is here and what is not kept.
+async fn gather(core: &Core, read: &Read, want: &Want, buffer: &mut [u8]) -> Result<(), FetchError> {
+    let layer = &read.layer;
+    for number in read.chunks.clone() {
+        let chunk = *layer.chunk(number);
+        let bytes = if layer.map.state(number) == State::Present {
+            let mut bytes = vec![0; chunk.len as usize];
+            let kept = |e: std::io::Error| FetchError::Disk { chunk: number, why: e.to_string() };
+            layer.read(&mut bytes, chunk.offset).map_err(kept)?;
+            bytes
+        } else {
+            pass_through(core, layer, number, want).await?
+        };
+        // What of it was asked for; the rest of the answer is padding.
+        let from = chunk.offset.max(read.offset);
+        let to = (chunk.offset + u64::from(chunk.len)).min(read.offset + buffer.len() as u64);
+        if from < to {
+            let part = &bytes[(from - chunk.offset) as usize..(to - chunk.offset) as usize];
+            buffer[(from - read.offset) as usize..(to - read.offset) as usize].copy_from_slice(part);
         }
     }
-    core.waiting.lock().unwrap_or_else(PoisonError::into_inner).remove(&read.unique);
+    Ok(())
 }
 
 fn refuse(core: &Core, read: &Read, cgroup: Option<Arc<str>>, chunk: u64, reason: String) {

@@ -300,3 +300,35 @@ fn memory_is_bounded_whatever_is_read() {
         assert_eq!(of(&inside, &layer).fetched_raw_bytes, 80 << 20);
     });
 }
+
+#[test]
+fn a_full_disk_fails_no_reads() {
+    within(60, || {
+        let site = Site::new();
+        let layer = site.layer(files(20, 16));
+        // The same layer on a file system that has room for little of it.
+        let small = site.dir.path().join("small");
+        std::fs::create_dir_all(small.join("layers")).unwrap();
+        let options = std::ffi::CString::new("size=4m").unwrap();
+        let at = small.join("layers");
+        rustix::mount::mount("tmpfs", &at, "tmpfs", rustix::mount::MountFlags::empty(), Some(options.as_c_str()))
+            .unwrap();
+        let dir = at.join(layer.id.hex());
+        std::fs::create_dir(&dir).unwrap();
+        for name in ["manifest", "places", "present"] {
+            std::fs::copy(layer.dir.join(name), dir.join(name)).unwrap();
+        }
+        let inside = Inside::start(&site, |config| config.root = small.clone());
+        let file = inside.file(&layer);
+        let want = layer.data();
+        for (n, part) in want.chunks(300 << 10).enumerate() {
+            let read = read_direct(&file, (n * (300 << 10)) as u64, part.len());
+            assert!(read.unwrap() == part, "{n}");
+        }
+        let stats = of(&inside, &layer);
+        assert!(stats.errors == 0 && stats.chunks_present > 5 && stats.chunks_present < 40, "{stats:?}");
+        drop(file);
+        drop(inside);
+        rustix::mount::unmount(&at, rustix::mount::UnmountFlags::empty()).unwrap();
+    });
+}

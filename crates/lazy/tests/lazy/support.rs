@@ -234,13 +234,13 @@ pub struct Mounted {
 }
 
 impl Mounted {
-    pub fn new(place: &Site, layer: &Layer, lazy: bool) -> Self {
+    pub fn new(site: &Site, layer: &Layer, lazy: bool) -> Self {
         static COUNT: std::sync::atomic::AtomicU32 = std::sync::atomic::AtomicU32::new(0);
         let number = COUNT.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
-        let at = place.dir.path().join(format!("at{number}"));
+        let at = site.dir.path().join(format!("at{number}"));
         fs::create_dir(&at).unwrap();
         let fs_fd = rustix::mount::fsopen("erofs", rustix::mount::FsOpenFlags::FSOPEN_CLOEXEC).unwrap();
-        let device = if lazy { place.root().join("lazy").join(layer.id.hex()) } else { layer.dir.join("data") };
+        let device = if lazy { site.root().join("lazy").join(layer.id.hex()) } else { layer.dir.join("data") };
         rustix::mount::fsconfig_set_string(&fs_fd, "source", layer.dir.join("meta")).unwrap();
         rustix::mount::fsconfig_set_string(&fs_fd, "device", device).unwrap();
         rustix::mount::fsconfig_set_flag(&fs_fd, "directio").unwrap();
@@ -284,17 +284,17 @@ pub struct Inside {
 }
 
 impl Inside {
-    pub fn start(place: &Site, change: impl FnOnce(&mut Config)) -> Self {
-        let root = place.root();
-        let mut config = Config::new(&root);
+    pub fn start(site: &Site, change: impl FnOnce(&mut Config)) -> Self {
+        let mut config = Config::new(site.root());
         change(&mut config);
+        let root = config.root.clone();
         let faults = Faults::seeded(7);
-        let store = PosixStore::open(PosixConfig::new(place.store())).unwrap();
+        let store = PosixStore::open(PosixConfig::new(site.store())).unwrap();
         let store = Arc::new(Faulty::new(store, faults.clone()));
         let device = corral_lazy::holder::mount(&root).unwrap();
         LEFT.lock().unwrap().0.push(root.join("lazy"));
         let server = Server::start(config, Source::of(store), device).unwrap();
-        let socket = place.dir.path().join("inside.sock");
+        let socket = site.dir.path().join("inside.sock");
         fs::remove_file(&socket).unwrap_or(());
         server.listen(std::os::unix::net::UnixListener::bind(&socket).unwrap()).unwrap();
         Self { root, faults, socket, server: Some(server) }
@@ -317,7 +317,7 @@ impl Drop for Inside {
             // A panic of the test goes before what is still open.
             if !std::thread::panicking() {
                 server.wait();
-                assert_no_mount(&self.root);
+                assert_no_mount(&self.root.join("lazy"));
             }
         }
     }
@@ -352,15 +352,15 @@ pub fn program() -> PathBuf {
 }
 
 impl Held {
-    pub fn start(place: &Site, change: impl FnOnce(&mut Options)) -> Self {
-        let store = format!("file://{}", place.store().display());
-        let mut options = Options::new(place.root(), store, place.dir.path().join("c.sock"));
+    pub fn start(site: &Site, change: impl FnOnce(&mut Options)) -> Self {
+        let store = format!("file://{}", site.store().display());
+        let mut options = Options::new(site.root(), store, site.dir.path().join("c.sock"));
         change(&mut options);
         let mut command = Command::new(program());
         command.arg("hold").args(options.words()).stdin(Stdio::null());
         let child = command.spawn().unwrap();
         LEFT.lock().unwrap().1.push(child.id() as i32);
-        LEFT.lock().unwrap().0.push(place.root().join("lazy"));
+        LEFT.lock().unwrap().0.push(site.root().join("lazy"));
         let held = Self { options, child };
         until("a holder that answers", || held.try_who().is_some());
         held
