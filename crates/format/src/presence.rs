@@ -8,6 +8,8 @@ const WHAT: &str = "presence map";
 pub const HEADER: u64 = 16;
 /// The chunk is here.
 pub const PRESENT: u8 = 1;
+/// An earlier boot of the host said that the chunk is here; it is yet to be checked.
+pub const UNCHECKED: u8 = 2;
 
 /// The header of a map that is written under this boot of the host.
 pub fn header(boot_id: &str) -> [u8; HEADER as usize] {
