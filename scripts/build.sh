@@ -4,6 +4,6 @@ source "$(dirname "$0")/lib.sh"
 
 scripts/programs.sh
 say "building corral (minutes the first time)"
-build --release -p corral
-install -D -m 0755 -t target/libexec "${CARGO_TARGET_DIR:-target}/release/corral"
+build --release -p corral -p corral-lazy
+install -D -m 0755 -t target/libexec "${CARGO_TARGET_DIR:-target}"/release/corral{,-lazy}
 say "built target/libexec/corral"

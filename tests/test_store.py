@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
 import shutil
+import signal
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import corral
 from conftest import SMALL
-from support import Server, with_busybox
+from support import Server, processes, status_of, until, with_busybox
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -36,6 +41,8 @@ def lose_layers(server: Server) -> None:
     assert server.stop() == 0
     down = server.cli("down", "--data-dir", str(server.data))
     assert down.returncode == 0, down.stderr
+    left = server.remains()
+    assert not any(left.values()), left
     shutil.rmtree(server.data / "layers")
     server.start()
 
@@ -54,8 +61,108 @@ def test_a_node_without_layers_gets_them_from_the_store(tmp_path: Path) -> None:
             assert box.exec("cat /tmp/kept; [ -e /bin/ls ] || echo no ls").stdout == "kept\nno ls\n"
         usage = json.loads(server.cli("--json", "layer", "du").stdout)
         assert usage["elsewhere"] == 0
-        assert all(layer["published"] and layer["chunks"] == layer["local_chunks"] for layer in usage["layers"])
+        assert all(layer["published"] for layer in usage["layers"])
         assert b"DIGEST" in server.cli("layer", "du").stdout
+
+
+BIG = "mkdir /big; n=0; while [ $n -lt 40 ]; do head -c 500000 /dev/urandom > /big/$n; n=$((n+1)); done; sync"
+
+
+def usage_of(server: Server, digest: str) -> dict[str, Any]:
+    listed = json.loads(server.cli("--json", "layer", "du").stdout)["layers"]
+    return dict(next(layer for layer in listed if layer["digest"] == digest))
+
+
+def test_what_is_not_read_is_not_fetched(tmp_path: Path) -> None:
+    with node(tmp_path) as (server, client, _):
+        with client.sandboxes.create("bb", limits=SMALL) as box:
+            box.exec(BIG, check=True)
+            sums = box.exec("cd /big; md5sum *", check=True).stdout
+            digest = box.snapshot("big").layers[-1].digest
+        lose_layers(server)
+        with client.sandboxes.create("big", limits=SMALL) as box:
+            assert box.exec("ls /big | wc -l; stat -c %s /big/7").stdout == "40\n500000\n"
+            assert usage_of(server, digest)["local_chunks"] == 0, "metadata is here, data is not"
+            first = box.exec("md5sum /big/7 | cut -c 1-32").stdout.strip()
+            assert first in sums
+            usage = usage_of(server, digest)
+            assert 4 <= usage["local_chunks"] < usage["chunks"] / 2, usage
+            assert usage["reads"]["misses"] > 0
+            assert 500_000 <= box.stats().fetched_bytes < 12_000_000
+            assert box.exec("cd /big; md5sum *").stdout == sums
+            until(lambda: usage_of(server, digest)["local_chunks"] == usage["chunks"], 30)
+            until(lambda: not (server.data / "layers/layers" / digest[7:] / "present").exists(), 30)
+            # New sandboxes read it from its own data.
+            with client.sandboxes.create("big", limits=SMALL) as other:
+                assert other.exec("cd /big; md5sum *").stdout == sums
+            assert (server.data / "layers/mounts" / digest[7:]).exists()
+
+
+def lazy_servers(server: Server) -> list[int]:
+    """The servers of a node: children of the holder that names its directory."""
+    programs = [(pid, words) for pid, words in processes() if words[0].endswith("corral-lazy")]
+    holders = {pid for pid, words in programs if str(server.data) in " ".join(words)}
+    return [pid for pid, _ in programs if status_of(pid, "PPid") in {str(holder) for holder in holders}]
+
+
+def test_the_server_of_lazy_reads_dies_under_readers(tmp_path: Path) -> None:
+    with node(tmp_path) as (server, client, _):
+        with client.sandboxes.create("bb", limits=SMALL) as box:
+            box.exec(BIG, check=True)
+            sums = box.exec("cd /big; md5sum *", check=True).stdout
+            box.snapshot("big")
+        lose_layers(server)
+        with client.sandboxes.create("big", limits=SMALL) as box:
+            reader = box.start("for i in 1 2 3 4 5 6 7 8; do cd /big; for f in *; do md5sum $f; sleep 0.02; done; done")
+            killed = 0
+            while reader.refresh().running:
+                for pid in lazy_servers(server):
+                    with contextlib.suppress(ProcessLookupError):
+                        os.kill(pid, signal.SIGKILL)
+                    killed += 1
+                time.sleep(0.3)
+            assert killed > 3
+            assert sorted(reader.output().decode().splitlines()) == sorted(sums.splitlines() * 8)
+            # The node, too: readers go on, and it finds the server again.
+            server.kill()
+            server.start()
+            assert box.exec("cd /big; md5sum *").stdout == sums
+
+
+def test_a_read_that_cannot_be_served_is_the_platforms_fault(tmp_path: Path) -> None:
+    with node(tmp_path) as (server, client, store):
+        with client.sandboxes.create("bb", limits=SMALL) as box:
+            box.exec(BIG, check=True)
+            box.snapshot("big")
+        lose_layers(server)
+        with client.sandboxes.create("big", limits=SMALL) as box:
+            assert box.exec("md5sum /big/1").ok
+            packs = [store / name for name in objects(store) if name.startswith("packs/")]
+            sound = {pack: pack.read_bytes() for pack in packs}
+            for pack in packs:
+                pack.write_bytes(bytes(len(sound[pack])))
+            result = box.exec("md5sum /big/39", timeout=150)
+            assert result.exit_code != 0
+            until(lambda: box.command(result.command.id).status.cause == "platform", 30)
+            assert box.exec("md5sum /big/1").ok, "what is here is read"
+            events = client.events.page(sandbox_id=box.id).events
+            [failed] = [event for event in events if event.type == "read_failed"][:1]
+            assert failed.cause == corral.Cause.PLATFORM
+            assert failed.command_id == result.command.id
+            for pack, content in sound.items():
+                pack.write_bytes(content)
+            until(lambda: box.exec("md5sum /big/39", timeout=150).ok, 30, "the store is back")
+            assert box.exec("exit 3").command.cause is None
+
+
+def test_layers_are_fetched_whole_where_that_is_asked_for(tmp_path: Path) -> None:
+    with node(tmp_path, "--whole-layers") as (server, client, _):
+        lose_layers(server)
+        with client.sandboxes.create("bb", limits=SMALL) as box:
+            assert box.exec("echo here").ok
+        assert not lazy_servers(server)
+        usage = json.loads(server.cli("--json", "layer", "du").stdout)["layers"]
+        assert all(layer["chunks"] == layer["local_chunks"] for layer in usage)
 
 
 def test_many_at_once_fetch_a_layer_once(tmp_path: Path) -> None:
@@ -72,18 +179,18 @@ def test_many_at_once_fetch_a_layer_once(tmp_path: Path) -> None:
 def test_a_store_that_is_gone_or_damaged_is_said_so(tmp_path: Path) -> None:
     with node(tmp_path) as (server, client, store):
         lose_layers(server)
-        [pack] = (store / name for name in objects(store) if name.startswith("packs/"))
-        sound = pack.read_bytes()
-        pack.write_bytes(sound[:-1] + bytes([sound[-1] ^ 1]))
+        [meta] = (store / name for name in objects(store) if name.endswith("/meta"))
+        sound = meta.read_bytes()
+        meta.write_bytes(sound[:-1] + bytes([sound[-1] ^ 1]))
         with pytest.raises(corral.CorralError) as caught:
             client.sandboxes.create("bb", limits=SMALL)
         assert caught.value.kind == "digest_mismatch"
-        pack.write_bytes(sound)
-        (store / "packs").rename(tmp_path / "away")
+        meta.write_bytes(sound)
+        (store / "layers").rename(tmp_path / "away")
         with server.client(retry=corral.RetryPolicy(attempts=1)) as hasty, pytest.raises(corral.CorralError) as gone:
             hasty.sandboxes.create("bb", limits=SMALL)
-        assert gone.value.infra_failed or gone.value.retryable, gone.value
-        (tmp_path / "away").rename(store / "packs")
+        assert gone.value.kind == "not_found", gone.value
+        (tmp_path / "away").rename(store / "layers")
         with client.sandboxes.create("bb", limits=SMALL) as box:
             assert box.exec("echo back").stdout == "back\n"
         ended = [box.status.end for box in client.sandboxes.list(state="ended")]

@@ -86,6 +86,28 @@ pub struct LayerUsage {
     pub published: Option<bool>,
     /// Whether it is mounted.
     pub mounted: bool,
+    /// What was read of it while it was not wholly here, since the server of lazy reads was started.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub reads: Option<LayerReads>,
+}
+
+/// Reads of a layer that is not wholly on the node.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct LayerReads {
+    /// Bytes that readers asked for.
+    pub read_bytes: u64,
+    /// Bytes that came from the shared store, as they are stored there.
+    pub fetched_bytes: u64,
+    /// Reads of what was on the node.
+    pub hits: u64,
+    /// Reads that had to wait.
+    pub misses: u64,
+    /// Reads that failed.
+    pub errors: u64,
+    /// Fetches from the store.
+    pub fetches: u64,
+    /// What these took together.
+    pub fetch_us: u64,
 }
 
 /// Answer to `GET /v1/layers:usage`.

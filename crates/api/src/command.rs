@@ -1,6 +1,7 @@
 //! Commands, their results and shell sessions.
 
 use crate::ids::{CommandId, SessionId};
+use crate::sandbox::Cause;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use utoipa::ToSchema;
@@ -175,6 +176,9 @@ pub struct CommandStatus {
     /// How it ended.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub end: Option<Outcome>,
+    /// `platform` where it failed after the platform had failed it: data of a layer could not be had.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cause: Option<Cause>,
     /// Standard output so far.
     pub stdout: StreamStatus,
     /// Standard error so far.

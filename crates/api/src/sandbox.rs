@@ -387,6 +387,9 @@ pub struct SandboxStats {
     pub disk_bytes: u64,
     /// Processes killed for want of memory.
     pub oom_kills: u64,
+    /// Bytes of layers that were fetched from the shared store because it read them.
+    #[serde(default)]
+    pub fetched_bytes: u64,
 }
 
 /// Something that happened to a sandbox.
@@ -426,6 +429,18 @@ pub enum EventKind {
         command_id: CommandId,
         /// How.
         outcome: crate::command::Outcome,
+    },
+    /// A process inside read data of a layer that could not be had from the shared store, and was told EIO.
+    ReadFailed {
+        /// The layer.
+        layer: crate::digest::Digest,
+        /// The command it belongs to, where that is known.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        command_id: Option<CommandId>,
+        /// Who brought it about.
+        cause: Cause,
+        /// Why.
+        message: String,
     },
 }
 

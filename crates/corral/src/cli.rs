@@ -227,7 +227,10 @@ pub struct UpArgs {
     pub disk_reserve_mib: u32,
     /// Store of layers that nodes share: file:///dir (also NFS, CephFS, 3FS) or s3://bucket/prefix?region=…&endpoint=….
     #[arg(long, value_name = "URL", env = "CORRAL_STORE")]
-    pub store: Option<corral_node::StoreConfig>,
+    pub store: Option<corral_node::StoreUrl>,
+    /// Fetch layers whole before a sandbox starts on them, instead of as they are read.
+    #[arg(long, requires = "store")]
+    pub whole_layers: bool,
     /// Keep everything in a temporary directory that is removed at the end, whatever --data-dir says.
     #[arg(long)]
     pub ephemeral: bool,

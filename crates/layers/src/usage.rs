@@ -33,6 +33,7 @@ impl LayerStore {
                 local_chunks,
                 published: None,
                 mounted: self.is_mounted(&layer.digest),
+                reads: None,
             });
         }
         Ok(out)

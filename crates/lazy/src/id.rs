@@ -40,6 +40,12 @@ impl LayerId {
     }
 }
 
+impl From<[u8; 32]> for LayerId {
+    fn from(raw: [u8; 32]) -> Self {
+        Self(raw)
+    }
+}
+
 impl FromStr for LayerId {
     type Err = IdError;
 

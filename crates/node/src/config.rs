@@ -3,7 +3,25 @@
 use corral_layers::StoreConfig;
 use corral_runtime::writable::WritableConfig;
 use std::path::PathBuf;
+use std::str::FromStr;
 use std::time::Duration;
+
+/// A store, as the operator named it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct StoreUrl {
+    /// The text.
+    pub text: String,
+    /// What it says.
+    pub config: StoreConfig,
+}
+
+impl FromStr for StoreUrl {
+    type Err = <StoreConfig as FromStr>::Err;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        Ok(Self { text: text.to_owned(), config: text.parse()? })
+    }
+}
 
 /// Settings of a node.
 #[derive(Debug, Clone)]
@@ -30,7 +48,9 @@ pub struct NodeConfig {
     /// ledger that cannot be used is done without.
     pub ending: bool,
     /// The store of layers that nodes share.
-    pub store: Option<StoreConfig>,
+    pub store: Option<StoreUrl>,
+    /// Layers are fetched whole before a sandbox starts on them, instead of as they are read.
+    pub whole_layers: bool,
     /// Registry hosts that may be spoken to without TLS, besides loopback.
     pub plain_http_hosts: Vec<String>,
 }
@@ -58,6 +78,7 @@ impl NodeConfig {
             writable: WritableConfig::default(),
             ending: false,
             store: None,
+            whole_layers: false,
             plain_http_hosts: Vec::new(),
         }
     }

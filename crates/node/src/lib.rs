@@ -21,6 +21,7 @@ mod error;
 mod events;
 mod http;
 mod keepers;
+mod lazy;
 mod ledger;
 mod lifecycle;
 mod metrics;
@@ -32,7 +33,6 @@ mod shared;
 mod start;
 mod upkeep;
 
-pub use config::NodeConfig;
-pub use corral_layers::StoreConfig;
+pub use config::{NodeConfig, StoreUrl};
 pub use corral_runtime::writable::WritableConfig;
 pub use start::{Node, NodeHandle, StartError};

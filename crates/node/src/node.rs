@@ -38,6 +38,10 @@ pub struct Core {
     pub layers: LayerStore,
     /// The store that nodes share, where there is one.
     pub shared: Option<SharedLayers>,
+    /// The server of lazy reads, where layers are read as they are fetched.
+    pub lazy: Option<Arc<crate::lazy::Lazy>>,
+    /// The one that runs, which may be left from a run with other settings: sandboxes read through it.
+    pub lazy_running: Option<Arc<crate::lazy::Lazy>>,
     /// Layers being fetched.
     pub fetching: crate::shared::Turns,
     /// Room on the disk for what runs.
@@ -86,6 +90,10 @@ pub struct Parts {
     pub layers: LayerStore,
     /// The store that nodes share.
     pub shared: Option<SharedLayers>,
+    /// The server of lazy reads.
+    pub lazy: Option<Arc<crate::lazy::Lazy>>,
+    /// The one that runs, used or not.
+    pub lazy_running: Option<Arc<crate::lazy::Lazy>>,
     /// Number of the last event.
     pub last_event: u64,
 }
@@ -93,7 +101,7 @@ pub struct Parts {
 impl Core {
     /// Puts a node together.
     pub fn new(parts: Parts) -> Self {
-        let Parts { id, config, ledger, containers, keepers, layers, shared, last_event } = parts;
+        let Parts { id, config, ledger, containers, keepers, layers, shared, lazy, lazy_running, last_event } = parts;
         Self {
             id,
             starts: Semaphore::new(config.start_slots),
@@ -106,6 +114,8 @@ impl Core {
             keepers,
             layers,
             shared,
+            lazy,
+            lazy_running,
             fetching: crate::shared::Turns::default(),
             metrics: Metrics::default(),
             cores: std::thread::available_parallelism().map_or(1, |n| n.get() as u16),

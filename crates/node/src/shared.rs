@@ -44,7 +44,7 @@ impl Core {
     ///
     /// # Errors
     /// The store fails, or a layer is in neither.
-    pub async fn ensure_layers(self: &Arc<Self>, digests: &[Digest]) -> Result<(), Problem> {
+    pub async fn ensure_layers(self: &Arc<Self>, digests: &[Digest], class: &str) -> Result<(), Problem> {
         let Some(shared) = &self.shared else { return Ok(()) };
         let (this, wanted) = (self.clone(), digests.to_vec());
         let missing = tokio::task::spawn_blocking(move || {
@@ -52,6 +52,12 @@ impl Core {
         });
         for digest in missing.await.unwrap_or_default() {
             self.fetch_layer(shared, &digest).await.map_err(|e| problem(&e))?;
+            if let Some(lazy) = &self.lazy
+                && let Err(error) = lazy.open(&digest, class).await
+            {
+                // Nothing is fetched ahead then; what is read is fetched all the same.
+                tracing::warn!(%digest, %error, "the server of lazy reads was not told of a layer");
+            }
         }
         Ok(())
     }
@@ -60,7 +66,10 @@ impl Core {
         // One at a time for each layer: others wait for it instead of fetching it, too.
         let turn = self.fetching.turn(digest);
         let _one = turn.lock().await;
-        shared.pull(digest).await
+        match &self.lazy {
+            Some(_) => shared.adopt(digest).await.map(|_| ()),
+            None => shared.pull(digest).await,
+        }
     }
 
     /// What layers take here and in the shared store.
@@ -72,6 +81,8 @@ impl Core {
         let listed = tokio::task::spawn_blocking(move || this.layers.usage()).await;
         let listed = listed.map_err(|_| Problem::new(ErrorKind::Internal, "listing the layers failed"))?;
         let mut usage = LayerUsageList { layers: listed.map_err(|e| store_problem(&e))?, elsewhere: 0 };
+        let mut reads = self.lazy_reads().await;
+        usage.layers.iter_mut().for_each(|layer| layer.reads = reads.remove(&layer.digest));
         if let Some(shared) = &self.shared {
             let published: HashSet<Digest> = shared.published().await.map_err(|e| problem(&e))?.into_iter().collect();
             usage.layers.iter_mut().for_each(|layer| layer.published = Some(published.contains(&layer.digest)));

@@ -2,6 +2,7 @@
 
 use crate::config::NodeConfig;
 use crate::keepers::Keepers;
+use crate::lazy::Lazy;
 use crate::ledger::{Ledger, LedgerError};
 use crate::node::{Core, Parts};
 use corral_api::ids::NodeId;
@@ -43,6 +44,9 @@ pub enum StartError {
     /// The shared store.
     #[error("the shared store of layers cannot be used")]
     Shared(#[source] SharedError),
+    /// The server of lazy reads.
+    #[error("the server of lazy reads cannot be started")]
+    Lazy(#[source] corral_lazy::client::ProcessError),
     /// The socket.
     #[error("cannot listen on {path}")]
     Listen {
@@ -86,7 +90,9 @@ impl Node {
             make_private(&dir)?;
         }
         // First what takes nothing of the host.
-        let remote = open_store(config.store.as_ref()).await.map_err(|e| StartError::Shared(SharedError::Remote(e)))?;
+        let remote = open_store(config.store.as_ref().map(|store| &store.config))
+            .await
+            .map_err(|e| StartError::Shared(SharedError::Remote(e)))?;
         let programs = Programs::find().map_err(StartError::Runtime)?;
         if config.max_live == 0 {
             config.max_live = (crate::upkeep::memory().total_bytes / BYTES_PER_SANDBOX).max(16);
@@ -108,8 +114,16 @@ impl Node {
             .await
             .map_err(|_| StartError::Runtime(RuntimeError::Gone))?
             .map_err(StartError::Runtime)?;
-        let layers_config =
-            LayersConfig { plain_http_hosts: config.plain_http_hosts.clone(), ..LayersConfig::default() };
+        let lazy = start_lazy(&config, &programs).await?;
+        let lazy_running = match &lazy {
+            Some(lazy) => Some(lazy.clone()),
+            None => Lazy::find(&data.join("run")).await.map(Arc::new),
+        };
+        let layers_config = LayersConfig {
+            plain_http_hosts: config.plain_http_hosts.clone(),
+            lazy_reads: lazy.is_some(),
+            ..LayersConfig::default()
+        };
         let layers = LayerStore::open(data.join("layers"), layers_config).map_err(StartError::Layers)?;
         let shared = remote.map(|remote| join_store(&layers, remote)).transpose().map_err(StartError::Shared)?;
         let (send, notices) = mpsc::unbounded_channel();
@@ -122,6 +136,8 @@ impl Node {
             keepers,
             layers,
             shared,
+            lazy: lazy.clone(),
+            lazy_running,
             last_event,
         }));
         let (adopted, hearing) = core.adopt(live, rebooted, notices).await.map_err(StartError::Runtime)?;
@@ -129,7 +145,10 @@ impl Node {
         tracing::info!(?adopted, "the node is ready");
         let looking = core.clone();
         let looking = tokio::spawn(async move { looking.keepers.look_after().await });
-        let tasks = vec![hearing, looking, tokio::spawn(core.clone().keep_up())];
+        let mut tasks = vec![hearing, looking, tokio::spawn(core.clone().keep_up())];
+        if let Some(lazy) = lazy {
+            tasks.push(tokio::spawn(core.clone().hear_lazy(lazy)));
+        }
         Ok(NodeHandle { core, tasks, taken_over })
     }
 }
@@ -141,6 +160,22 @@ async fn open_store(store: Option<&StoreConfig>) -> Result<Option<Arc<dyn Store>
     remote.check().await?;
     tracing::info!(store = remote.describe(), "layers are shared");
     Ok(Some(remote))
+}
+
+/// Starts the server of lazy reads, or takes over the one that runs, where there is something to read lazily.
+async fn start_lazy(config: &NodeConfig, programs: &Programs) -> Result<Option<Arc<Lazy>>, StartError> {
+    let run = config.data_dir.join("run");
+    let layers = config.data_dir.join("layers");
+    let store = match &config.store {
+        Some(store) if !config.whole_layers => store.clone(),
+        _ => return Ok(None),
+    };
+    if !programs.lazy.is_file() {
+        tracing::warn!(program = %programs.lazy.display(), "there is no server of lazy reads: layers are fetched whole");
+        return Ok(None);
+    }
+    make_private(&layers.join("layers"))?;
+    Lazy::ensure(&programs.lazy, &layers, &run, &store).await.map(|lazy| Some(Arc::new(lazy))).map_err(StartError::Lazy)
 }
 
 /// Joins the layers here to those of the shared store.
@@ -243,6 +278,9 @@ impl NodeHandle {
         while endings.join_next().await.is_some() {}
         let mut left = self.core.keepers.shut_down().await;
         left.extend(self.core.layers.unmount_all().err().iter().flatten().map(|e| crate::error::chain(e)));
+        if let Some(lazy) = &self.core.lazy_running {
+            left.extend(lazy.end().await.err());
+        }
         left.extend(self.core.containers.detach().err().iter().flatten().map(|e| crate::error::chain(e)));
         for what in &left {
             tracing::warn!(what, "something of the node stays on the host");

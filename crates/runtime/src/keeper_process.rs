@@ -19,6 +19,8 @@ pub struct Programs {
     pub init: PathBuf,
     /// `corral-guest`.
     pub guest: PathBuf,
+    /// Where `corral-lazy` lies, if it is installed.
+    pub lazy: PathBuf,
     /// Digest of all three, by which a keeper of another installation is known.
     pub build: String,
 }
@@ -40,7 +42,7 @@ impl Programs {
             let [keeper, init, guest] = ["corral-keeper", "corral-init", "corral-guest"].map(|name| dir.join(name));
             if keeper.is_file() && init.is_file() && guest.is_file() {
                 let build = digest_of(&[&keeper, &init, &guest])?;
-                return Ok(Self { keeper, init, guest, build });
+                return Ok(Self { keeper, init, guest, lazy: dir.join("corral-lazy"), build });
             }
         }
         let looked: Vec<String> = places.iter().map(|p| p.display().to_string()).collect();

@@ -28,9 +28,6 @@ pub async fn events(client: &Client, args: &EventsArgs, json: bool) -> anyhow::R
         }
         let Some(last) = page.events.last().map(|event| event.seq) else { return Ok(()) };
         page.events.iter().try_for_each(|event| print_event(event, json))?;
-        if last >= page.last_seq {
-            return Ok(());
-        }
         query.after = Some(last);
     }
 }
@@ -75,6 +72,7 @@ fn describe(what: &EventKind) -> (String, String) {
         EventKind::CommandEnded { command_id, outcome } => {
             ("command ended".into(), format!("{command_id} {}", outcome_text(outcome)))
         }
+        EventKind::ReadFailed { layer, message, .. } => ("read failed".into(), format!("{layer}: {message}")),
     }
 }
 

@@ -23,7 +23,9 @@ pub struct NodeOptions {
     /// Most output of ended commands kept for a live sandbox.
     pub keep_output_mib: u32,
     /// The store of layers that nodes share.
-    pub store: Option<corral_node::StoreConfig>,
+    pub store: Option<corral_node::StoreUrl>,
+    /// Layers are fetched whole.
+    pub whole_layers: bool,
     /// The step by which the space for writable layers grows.
     pub disk_step_mib: u64,
     /// Space on the disk that writable layers leave.
@@ -59,6 +61,7 @@ pub async fn start(options: &NodeOptions) -> anyhow::Result<LocalNode> {
     config.start_queue = options.start_queue;
     config.keep_ended = options.keep_ended;
     config.store.clone_from(&options.store);
+    config.whole_layers = options.whole_layers;
     config.keep_output_bytes = u64::from(options.keep_output_mib) << 20;
     config.writable = WritableConfig::of(options.disk_step_mib << 20, u64::from(options.disk_reserve_mib) << 20);
     let mut handle = Node::start(config).await?;

@@ -139,6 +139,7 @@ fn command(argv: Vec<String>, end: Option<Outcome>) -> CommandStatus {
         argv,
         step_key: None,
         running: end.is_none(),
+        cause: None,
         end,
         stdout: StreamStatus::default(),
         stderr: StreamStatus::default(),

@@ -199,7 +199,7 @@ pub async fn usage(State(core): Node) -> Answer {
 }
 
 pub async fn diff(State(core): Node, Body(request): Body<DiffOnNode>) -> Answer {
-    core.ensure_layers(&[request.from.as_slice(), &request.to].concat()).await?;
+    core.ensure_layers(&[request.from.as_slice(), &request.to].concat(), "diff").await?;
     let compared =
         tokio::task::spawn_blocking(move || core.layers.diff(&request.from, &request.to, request.limit as usize));
     let compared = compared.await.map_err(|_| Problem::new(ErrorKind::Internal, "comparing the layers failed"))?;

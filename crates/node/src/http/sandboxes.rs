@@ -93,7 +93,9 @@ pub async fn set_ttl(State(core): Node, Live(sandbox): Live, Body(update): Body<
 }
 
 pub async fn stats(State(core): Node, Live(sandbox): Live) -> Answer {
-    json(StatusCode::OK, &core.containers.stats(&sandbox.id).map_err(|e| runtime_problem(&e))?)
+    let mut stats = core.containers.stats(&sandbox.id).map_err(|e| runtime_problem(&e))?;
+    stats.fetched_bytes = core.lazy_fetched().await.remove(&sandbox.id).unwrap_or(0);
+    json(StatusCode::OK, &stats)
 }
 
 /// Most sandboxes in one page, and how many without a limit.

@@ -4,7 +4,7 @@ use corral_api::command::{CommandStatus, DEFAULT_OUTPUT_BYTES, Outcome, StreamSt
 use corral_api::digest::Digest;
 use corral_api::environment::ResolvedEnvironment;
 use corral_api::ids::{CommandId, SandboxId, SessionId};
-use corral_api::sandbox::{Checkpoint, EndStatus, SandboxSpec, SandboxStatus, State};
+use corral_api::sandbox::{Cause, Checkpoint, EndStatus, SandboxSpec, SandboxStatus, State};
 use corral_keeper::log;
 use corral_keeper::protocol::LogBounds;
 use serde::{Deserialize, Serialize};
@@ -114,6 +114,9 @@ pub struct CommandRecord {
     /// Resources.
     #[serde(default)]
     pub usage: Option<Usage>,
+    /// Data of a layer could not be had for it.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub read_failed: bool,
     /// Its output was dropped, since the sandbox's commands wrote more than is kept.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub output_gone: bool,
@@ -155,6 +158,7 @@ impl CommandRecord {
             end: None,
             totals: [0; 2],
             usage: None,
+            read_failed: false,
             output_gone: false,
         }
     }
@@ -174,6 +178,12 @@ impl CommandRecord {
         }
     }
 
+    /// Who is to blame where it failed, as far as that is known.
+    fn cause(&self) -> Option<Cause> {
+        let failed = self.end.as_ref().is_some_and(|end| *end != Outcome::Exited { code: 0 });
+        (self.read_failed && failed).then_some(Cause::Platform)
+    }
+
     /// As callers see it, with these totals.
     pub fn status(&self, totals: [u64; 2]) -> CommandStatus {
         let stream = |total: u64| {
@@ -187,6 +197,7 @@ impl CommandRecord {
             step_key: self.step_key.clone(),
             running: self.end.is_none(),
             end: self.end.clone(),
+            cause: self.cause(),
             stdout: stream(totals[0]),
             stderr: stream(totals[1]),
             usage: self.usage,

@@ -220,7 +220,7 @@ impl Core {
             let inner = sandbox.lock();
             (inner.record.clone(), inner.affinity.clone())
         };
-        self.ensure_layers(&record.environment.layers).await?;
+        self.ensure_layers(&record.environment.layers, &crate::lazy::class_of(&record.spec.labels)).await?;
         let layers = self.open_layers(&record.environment.layers).await?;
         let keeper = self.keepers.get(record.keeper).ok_or_else(|| overloaded("its keeper is gone"))?;
         let link = self.keepers.ensure(keeper).await.map_err(|e| runtime_problem(&e))?;

@@ -87,6 +87,8 @@ class CommandStatus:
     """The step key it was sent with."""
     end: Outcome | None = None
     """How it ended."""
+    cause: str | None = None
+    """``platform`` where it failed after the platform had failed it: data of a layer could not be had."""
     stdout: StreamStatus = field(default_factory=StreamStatus)
     """Standard output."""
     stderr: StreamStatus = field(default_factory=StreamStatus)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from .commands import Outcome
-from .sandboxes import End, State
+from .sandboxes import Cause, End, State
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +29,12 @@ class Event:
     """Which command."""
     outcome: Outcome | None = None
     """How the command ended."""
+    layer: str | None = None
+    """The layer whose data could not be had, for ``read_failed``."""
+    cause: Cause | None = None
+    """Who brought it about, for ``read_failed``."""
+    message: str | None = None
+    """Why, for ``read_failed``."""
 
 
 @dataclass(frozen=True, slots=True)

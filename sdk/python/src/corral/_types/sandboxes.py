@@ -232,3 +232,5 @@ class SandboxStats:
     """Bytes in the writable layer."""
     oom_kills: int = 0
     """Processes killed for want of memory."""
+    fetched_bytes: int = 0
+    """Bytes of layers that were fetched from the shared store because it read them."""
