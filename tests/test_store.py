@@ -102,7 +102,7 @@ def lazy_servers(server: Server) -> list[int]:
     """The servers of a node: children of the holder that names its directory."""
     programs = [(pid, words) for pid, words in processes() if words[0].endswith("corral-lazy")]
     holders = {pid for pid, words in programs if str(server.data) in " ".join(words)}
-    return [pid for pid, _ in programs if status_of(pid, "PPid") in {str(holder) for holder in holders}]
+    return [pid for pid, _ in programs if int(status_of(pid)["PPid"]) in holders]
 
 
 def test_the_server_of_lazy_reads_dies_under_readers(tmp_path: Path) -> None:
