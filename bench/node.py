@@ -13,6 +13,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+import corral
+
 import host
 from process import Failed, kill_group, run, say, stop
 
@@ -20,9 +22,9 @@ from process import Failed, kill_group, run, say, stop
 class Node:
     """A gateway and node with a data directory of its own."""
 
-    def __init__(self, libexec: Path, load: Path, directory: Path, archive: Path, max_live: int) -> None:
+    def __init__(self, libexec: Path, load: Path, directory: Path, archive: Path, *options: str) -> None:
         self.libexec, self.load, self.directory, self.archive = libexec, load, directory, archive
-        self.max_live = max_live
+        self.options = options
         self.process: subprocess.Popen[bytes] | None = None
         self.address, self.key, self.node_id = "", "", ""
         self.imported = False
@@ -42,8 +44,8 @@ class Node:
                     "up",
                     f"--data-dir={self.directory}",
                     f"--listen={self.address}",
-                    f"--max-live={self.max_live}",
                     f"--credentials={self.directory.with_suffix('.json')}",
+                    *self.options,
                 ],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
@@ -55,15 +57,16 @@ class Node:
         self.node_id = ready["node_id"]
         self.key = ready["key"] or self.key
         if not self.imported:
-            self._import()
+            say("importing the image into Corral")
+            self.import_image("bench", self.archive)
             self.imported = True
 
-    def _import(self) -> None:
-        say("importing the image into Corral")
+    def import_image(self, name: str, archive: Path) -> None:
+        """Imports a tar of a root file system."""
         connection = http.client.HTTPConnection(self.address, timeout=120)
         try:
             headers = {"authorization": f"Bearer {self.key}", "content-type": "application/x-tar"}
-            connection.request("PUT", "/v1/images/bench?kind=rootfs", self.archive.read_bytes(), headers)
+            connection.request("PUT", f"/v1/images/{name}?kind=rootfs", archive.read_bytes(), headers)
             answer = connection.getresponse()
             for line in iter(answer.readline, b""):
                 # An error status brings a problem document, which has no event.
@@ -98,6 +101,10 @@ class Node:
             return json.loads(content)
         finally:
             connection.close()
+
+    def client(self) -> corral.Client:
+        """The Python client, on this gateway."""
+        return corral.Client(f"http://{self.address}", self.key)
 
     def live(self) -> int:
         """Sandboxes that are not ended, as the node counts them."""

@@ -39,6 +39,21 @@ FIGURES = [
     Figure("live_3200_create_s", "creating 3,200", "s", "lower", 25),
     Figure("live_3200_remove_s", "removing 3,200", "s", "lower", 15),
     Figure("live_max", "sandboxes live at once, of 8,000 tried", "sandboxes", "higher", 3200),
+    Figure("pack_diff_ms", "snapshot of 2,000 files of 55 MB, without upload", "ms", "lower", 250),
+    Figure("fork_first_command_p50_ms", "fork of that sandbox and first command in it", "ms", "lower", 30),
+    Figure("rollback_p50_ms", "rollback of that sandbox to a checkpoint", "ms", "lower", 30),
+    Figure("warm_seq_vs_erofs", "layer read front to back, against a plain EROFS mount", "ratio", "higher", 0.95),
+    Figure("warm_random_vs_erofs", "the same, 16 KiB anywhere", "ratio", "higher", 0.95),
+    Figure(
+        "lazy_warm_vs_erofs", "front to back through the server of lazy reads, fetched before", "ratio", "higher", 0.5
+    ),
+    Figure(
+        "dedupe_second_image_ratio",
+        "what a second image on a base stores of files that were there",
+        "ratio",
+        "lower",
+        0.35,
+    ),
 ]
 
 

@@ -26,6 +26,7 @@ import results
 import rootfs
 from bare import Bare
 from engine import Engine
+from layers import Layers
 from node import Node
 from process import Failed, run, say
 from results import Found
@@ -68,7 +69,8 @@ class Bench:
         archive = directory / "rootfs.tar"
         rootfs.build(directory / "rootfs", archive)
         load = self._load()
-        self.node = Node(libexec, load, directory / "node", archive, 2 * sizes.most)
+        self.node = Node(libexec, load, directory / "node", archive, f"--max-live={2 * sizes.most}")
+        self.layers = Layers(libexec, load, directory / "layers", archive, sizes.samples)
         self.engine = Engine(load, directory / "docker", archive)
         self.bare = Bare(REPOSITORY, TARGET / "barelaunch", directory / "rootfs", directory / "bare")
 
@@ -87,6 +89,7 @@ class Bench:
         try:
             self.node.remove()
         finally:
+            self.layers.remove()
             self.engine.remove()
 
     def _create_rate(self) -> float:
@@ -208,6 +211,18 @@ class Bench:
         say(what)
         return [f"{n} of {self.sizes.samples}" for n in range(1, self.sizes.samples + 1)]
 
+    def changes(self) -> dict[str, Found]:
+        """Packing, forking and taking back what a sandbox wrote."""
+        return self.layers.changes()
+
+    def reads(self) -> dict[str, Found]:
+        """Reads of layers against a plain mount."""
+        return self.layers.reads()
+
+    def dedupe(self) -> dict[str, Found]:
+        """What a second image on the same base adds to a store."""
+        return self.layers.dedupe()
+
 
 def _ratio(ours: list[float], baseline: list[float]) -> Found:
     return Found(statistics.median(ours) / statistics.median(baseline), ours, baseline)
@@ -221,6 +236,9 @@ GROUPS: list[tuple[Callable[[Bench], dict[str, Found]], tuple[str, ...]]] = [
     (Bench.against_docker_execs, ("exec_vs_docker",)),
     (Bench.live, ("live_3200_kib_each", "live_3200_create_s", "live_3200_remove_s")),
     (Bench.most, ("live_max",)),
+    (Bench.changes, ("pack_diff_ms", "fork_first_command_p50_ms", "rollback_p50_ms")),
+    (Bench.reads, ("warm_seq_vs_erofs", "warm_random_vs_erofs", "lazy_warm_vs_erofs")),
+    (Bench.dedupe, ("dedupe_second_image_ratio",)),
 ]
 
 

@@ -2,6 +2,7 @@
 #![forbid(unsafe_code)]
 
 mod http;
+mod reading;
 
 use anyhow::{Context, Result};
 use clap::{Parser, Subcommand};
@@ -40,6 +41,13 @@ enum What {
     Exec { sandboxes: usize, commands: usize, in_flight: usize },
     /// Create so many and keep them: a line when all run and have answered a command; removed when standard input ends.
     Live { count: usize, in_flight: usize },
+    /// Read files of a directory, those named or all, none of them cached: front to back, or so many pieces anywhere.
+    Read {
+        directory: std::path::PathBuf,
+        names: Vec<String>,
+        #[arg(long)]
+        random: Option<u64>,
+    },
 }
 
 #[tokio::main]
@@ -59,6 +67,7 @@ async fn main() -> Result<()> {
         What::Latency { count } => load.latency(count).await?,
         What::Exec { sandboxes, commands, in_flight } => load.exec_rate(sandboxes, commands, in_flight).await?,
         What::Live { count, in_flight } => load.live(count, in_flight).await?,
+        What::Read { directory, names, random } => reading::read(&directory, &names, random)?,
     };
     println!("{line}");
     Ok(())

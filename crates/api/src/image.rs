@@ -135,6 +135,9 @@ pub struct PackReport {
     pub frozen_us: u64,
     /// How long packing took.
     pub pack_ms: u64,
+    /// How long publishing to the shared store took.
+    #[serde(default)]
+    pub upload_ms: u64,
     /// Paths that the rules left out: the first hundred of them.
     pub scrubbed: Vec<String>,
     /// How many were left out.

@@ -34,9 +34,20 @@ pub(crate) struct Packed {
 pub(crate) fn pack(source: &Path, data: &Path, scrub: &Scrub, cancel: &CancelFlag) -> Result<Packed, ImportError> {
     let io = |e| ImportError::io("make", data, e);
     let file = OpenOptions::new().create_new(true).write(true).open(data).map_err(io)?;
-    let mut content = Content::new(&file);
-    let walked = walk::walk(source, &mut content, scrub, cancel)?;
-    let chunks = content.finish().map_err(io)?;
+    // Written to the disk while the rest is read: otherwise one waits for the other.
+    let (walked, chunks) = std::thread::scope(|scope| {
+        let (enough, heard) = std::sync::mpsc::sync_channel(1);
+        // An error of the kernel's is told once, so it is kept.
+        let early = scope.spawn(|| heard.into_iter().try_for_each(|()| file.sync_data()));
+        let mut content = Content::new(&file, enough);
+        let walked = walk::walk(source, &mut content, scrub, cancel)?;
+        let chunks = content.finish().map_err(io)?;
+        match early.join() {
+            Ok(synced) => synced.map_err(io)?,
+            Err(panic) => std::panic::resume_unwind(panic),
+        }
+        Ok::<_, ImportError>((walked, chunks))
+    })?;
     let blocks = chunks.iter().map(|(len, _)| u64::from(*len).div_ceil(BLOCK)).sum();
     let shown = |e: TreeError| ImportError::Unstorable { path: source.to_owned(), source: e };
     let meta = erofs::write(&walked.tree, blocks).map_err(shown)?;

@@ -6,6 +6,7 @@ use std::collections::HashMap;
 use std::fs::File;
 use std::io::{self, BufWriter, Write};
 use std::os::unix::fs::{FileExt, MetadataExt};
+use std::sync::mpsc::SyncSender;
 
 /// Where chunks go.
 pub(super) struct Content<'a> {
@@ -14,14 +15,20 @@ pub(super) struct Content<'a> {
     known: HashMap<(u32, Hash), u32>,
     next_block: u32,
     buffer: Vec<u8>,
+    /// Told whenever much was written since it was told last.
+    enough: SyncSender<()>,
+    told_at: u32,
 }
 
+/// So many blocks are much.
+const MUCH: u32 = (8 << 20) / BLOCK as u32;
+
 impl<'a> Content<'a> {
-    pub(super) fn new(out: &'a File) -> Self {
+    pub(super) fn new(out: &'a File, enough: SyncSender<()>) -> Self {
         const WRITE: usize = 1 << 20;
         let buffer = vec![0; CHUNK as usize];
         let out = BufWriter::with_capacity(WRITE, out);
-        Self { out, chunks: Vec::new(), known: HashMap::new(), next_block: 0, buffer }
+        Self { out, chunks: Vec::new(), known: HashMap::new(), next_block: 0, buffer, enough, told_at: 0 }
     }
 
     /// Takes a file's content in; the block of each of its chunks. The file must have `size` bytes.
@@ -65,6 +72,11 @@ impl<'a> Content<'a> {
         self.out.write_all(&[0; BLOCK as usize][..padded as usize - piece.len()])?;
         let too_large = || io::Error::new(io::ErrorKind::FileTooLarge, "a layer's data has at most 16 TiB");
         self.next_block = block.checked_add((padded / BLOCK) as u32).ok_or_else(too_large)?;
+        if self.next_block - self.told_at >= MUCH {
+            self.told_at = self.next_block;
+            // One that is busy hears of it in the end.
+            let _ = self.enough.try_send(());
+        }
         self.chunks.push(key);
         self.known.insert(key, block);
         Ok(block)

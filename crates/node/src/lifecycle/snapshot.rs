@@ -34,6 +34,8 @@ impl Core {
         });
         let packed = packed.await.map_err(|_| Problem::new(ErrorKind::Internal, "packing the snapshot failed"))?;
         let (packed, mut image) = packed.map_err(|e| import_problem(&e).sandbox(&sandbox.id))?;
+        let pack_ms = begun.elapsed().as_millis() as u64;
+        let begun = Instant::now();
         self.publish_layers(&image.layers.iter().map(|l| l.digest).collect::<Vec<_>>()).await?;
         let (parent, record) = {
             let mut inner = sandbox.lock();
@@ -52,7 +54,8 @@ impl Core {
                 deletions: packed.deletions,
                 size_bytes: packed.layer.size_bytes,
                 frozen_us,
-                pack_ms: begun.elapsed().as_millis() as u64,
+                pack_ms,
+                upload_ms: begun.elapsed().as_millis() as u64,
                 scrubbed: packed.scrubbed,
                 scrubbed_count: packed.scrubbed_count,
             },

@@ -66,6 +66,8 @@ class PackReport:
     """Microseconds that the sandbox stood still."""
     pack_ms: int = 0
     """Milliseconds that packing took."""
+    upload_ms: int = 0
+    """Milliseconds that publishing to the shared store took."""
     scrubbed: tuple[str, ...] = ()
     """Paths that the rules left out: the first hundred of them."""
     scrubbed_count: int = 0
