@@ -204,7 +204,7 @@ pub(crate) fn without_repeats(layers: Vec<LayerRecord>) -> Vec<LayerRecord> {
 }
 
 fn image_record(image: OpenedImage, options: &ImportOptions, layers: Vec<LayerRecord>) -> ImageRecord {
-    let digest = image_digest(&image.config, &layers);
+    let digest = ImageRecord::digest_of(&image.config, &layers);
     ImageRecord {
         name: options.name.clone(),
         digest,
@@ -217,8 +217,4 @@ fn image_record(image: OpenedImage, options: &ImportOptions, layers: Vec<LayerRe
     }
 }
 
-/// Digest over the canonical JSON of the configuration and the layers' digests: two imports of one image agree.
-pub(crate) fn image_digest(config: &ImageConfig, layers: &[LayerRecord]) -> Digest {
-    let digests: Vec<Digest> = layers.iter().map(|l| l.digest).collect();
-    record::canonical_digest(&json!({"config": config, "layers": digests}))
-}
+
