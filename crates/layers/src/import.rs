@@ -13,14 +13,12 @@ use crate::error::ImportError;
 use crate::extract::{Budget, Expected, apply_stream};
 use crate::lower::LowerView;
 use crate::pack;
-use crate::record;
 use crate::scrub::Scrub;
 use crate::source::{self, Content, ImageSource, OpenedImage, SourceLayer};
 use crate::stage::{Stage, StageError};
 use crate::store::LayerStore;
 use corral_api::digest::Digest;
-use corral_api::image::{ImageConfig, ImageRecord, ImportProgress, LayerKind, LayerRecord};
-use serde_json::json;
+use corral_api::image::{ImageRecord, ImportProgress, LayerKind, LayerRecord};
 use std::path::Path;
 
 impl LayerStore {

@@ -3,6 +3,7 @@
 mod copy;
 mod environments;
 mod events;
+mod build;
 mod exec;
 mod images;
 mod keys;

@@ -2,6 +2,7 @@
 
 from ._wire import decode, decode_outcome, decode_result, milliseconds, output_bytes, parse_time, to_wire
 from .catalogue import (
+    BuildProgress,
     EnvironmentRecord,
     ImageConfig,
     ImageRecord,
@@ -20,6 +21,7 @@ from .sandboxes import Cause, End, EndReason, EnvironmentSpec, Limits, SandboxSp
 from .system import NodeStatus, VersionInfo
 
 __all__ = [
+    "BuildProgress",
     "Cause",
     "CommandStatus",
     "DirectoryPage",
