@@ -31,11 +31,11 @@ class Builder:
         self.told: list[corral.BuildProgress] = []
 
     def __call__(
-        self, dockerfile: str | None, files: dict[str, bytes | tarfile.TarInfo] | None = None, **options: object
+        self, text: str | None, files: dict[str, bytes | tarfile.TarInfo] | None = None, **options: object
     ) -> corral.ImageRecord:
         entries: dict[str, bytes | tarfile.TarInfo] = dict(files or {})
-        if dockerfile is not None:
-            entries["Dockerfile"] = dockerfile.encode()
+        if text is not None:
+            entries["Dockerfile"] = text.encode()
         return self.context(tar_of(entries), **options)
 
     def context(self, context: bytes | Path, **options: object) -> corral.ImageRecord:
@@ -133,7 +133,7 @@ CMD ["1000"]
     assert numbers == list(range(1, len(numbers) + 1))
     assert all(line.total == len(numbers) for line in build.told if line.event == "step")
     config = image.config
-    assert config.entrypoint == ["sleep"] and config.cmd == ["1000"]
+    assert (config.entrypoint, config.cmd) == (("sleep",), ("1000",))
     assert (config.user, config.workdir) == ("agent", "/sub")
     assert config.labels == {"kind": "test", "a b": "c d"}
     assert config.env["GREETING"] == "good day" and config.env["PLACE"] == "here"
@@ -228,7 +228,7 @@ RUN exit 9
     image = build(text, target="copy")
     assert len(image.layers) == 1
     look = "cat /which; stat -c '%u %a' /home/agent /tmp /bin/suid; ls -d /proc/self /etc/passwd"
-    assert text_in(make, image, look) == "a\nb\n1000 755\n0 1777\n0 4755\n/proc/self\n/etc/passwd\n"
+    assert text_in(make, image, look) == "a\nb\n1000 755\n0 1777\n0 4755\n/etc/passwd\n/proc/self\n"
     with pytest.raises(corral.InvalidRequest, match='no stage "nope"'):
         build(text, target="nope")
 
@@ -298,9 +298,9 @@ def test_a_failing_command_tells_step_status_and_output(build: Builder, client: 
     assert error.output is not None and {"out", "wrong"} == set(error.output.split())
     assert {"out", "wrong"} == set(build.output.split())
     assert build.names[-1] not in {image.name for image in client.images.list()}
-    with pytest.raises(corral.BuildFailed, match="not be started|127"):
+    with pytest.raises(corral.BuildFailed, match="not be started"):
         build('FROM bb\nRUN ["/no/such/program"]\n')
-    with pytest.raises(corral.CorralError, match="Dockerfile line 3, RUN"):
+    with pytest.raises(corral.BuildFailed, match="Dockerfile line 3, RUN"):
         build("FROM bb\nUSER nosuchuser\nRUN true\n")
     with pytest.raises(corral.BuildFailed, match='no user "nosuchuser"'):
         build("FROM bb\nCOPY --chown=nosuchuser Dockerfile /\n")
@@ -322,7 +322,7 @@ def test_a_failing_command_tells_step_status_and_output(build: Builder, client: 
         ("FROM bb\nONBUILD RUN x\n", "unsupported", "line 2, ONBUILD"),
         ("FROM bb\nRUN --mount=type=cache,target=/c x\n", "unsupported", "line 2, RUN: RUN --mount"),
         ("FROM --platform=linux/arm64 bb\n", "unsupported", "line 1, FROM: platform"),
-        ("FROM bb\nENV A=${B:?is needed}\n", "invalid_request", "line 2, ENV: B: is needed"),
+        ('FROM bb\nENV A="${B:?is needed}"\n', "invalid_request", "line 2, ENV: B: is needed"),
     ],
 )
 def test_bad_dockerfiles_name_the_line(build: Builder, dockerfile: str, kind: str, message: str) -> None:
@@ -347,7 +347,7 @@ def test_hostile_contexts(build: Builder, server: Server, bb: str) -> None:
     refused(tar_of({**dockerfile, "dev": device}), "neither file")
     refused(tar_of({**dockerfile, "pipe": pipe}), "neither file")
     refused(b"this is no archive " * 100, "tar archive")
-    refused(tar_of(dockerfile)[:700], "")
+    refused(tar_of(dockerfile)[:520], "breaks off|tar archive")
     refused(gzip.compress(tar_of(dockerfile))[:-20], "decompressed")
     refused(b"BZh91AY&SY" + bytes(100), "bzip2")
     refused(tar_of({}), "no file")
@@ -365,17 +365,20 @@ def test_hostile_contexts(build: Builder, server: Server, bb: str) -> None:
 
 def test_parameters(build: Builder, server: Server, client: corral.Client, bb: str) -> None:
     context = tar_of({"Dockerfile": b"FROM bb\n"})
-    with server.http() as http:
-        for query, status, part in [
-            ("network=true", 501, "network policies"),
-            ("nonsense=1", 400, "no parameter"),
-            ("build_arg=x", 400, "NAME=VALUE"),
-            ("no_cache=maybe", 400, "true or false"),
-            ("memory_mib=1", 400, "memory_mib"),
-        ]:
+    for query, status, part in [
+        ("network=true", 501, "network policies"),
+        ("nonsense=1", 400, "no parameter"),
+        ("build_arg=x", 400, "NAME=VALUE"),
+        ("no_cache=maybe", 400, "true or false"),
+        ("memory_mib=1", 400, "memory_mib"),
+    ]:
+        # A refusal that does not wait for the body ends the connection.
+        with server.http() as http:
             answer = http.put(f"/v1/images/x/build?{query}", content=context)
-            assert answer.status_code == status and part in answer.json()["message"], answer.text
+        assert answer.status_code == status and part in answer.json()["message"], answer.text
+    with server.http() as http:
         assert http.put("/v1/images/sha256:x/build", content=context).status_code == 400
+    with server.http() as http:
         answer = http.put("/v1/images/plain-http/build?network=false", content=context)
         lines = [json.loads(line) for line in answer.text.splitlines()]
         assert [line["event"] for line in lines] == ["imported"]
@@ -462,14 +465,14 @@ RUN useradd -m worker && rm -rf /usr/share/doc
 USER worker
 ENTRYPOINT ["python3", "/app/app.py"]
 """,
-        {"app.py": b"print(open('/app/made.txt').read())\nimport time; time.sleep(60)\n"},
+        {"app.py": b"print(open('/app/made.txt').read(), flush=True)\nimport time; time.sleep(60)\n"},
         limits=corral.Limits(memory_mib=512, cpus=1.0, pids=64, disk_mib=256),
     )
     box = make(image.name, limits=corral.Limits(memory_mib=256, cpus=1.0, pids=64, disk_mib=128))
     assert box.exec("id -un; ls -d /usr/share/doc 2>&1 | grep -c 'No such'", check=True).stdout == "worker\n1\n"
     assert box.status.entrypoint_command_id is not None
     command = box.command(box.status.entrypoint_command_id)
-    until(lambda: "by python" in command.output(), 20, "the entry point wrote")
+    until(lambda: b"by python" in command.output(), 20, "the entry point wrote")
 
 
 def test_the_command_line(server: Server, client: corral.Client, bb: str, tmp_path: Path) -> None:
@@ -488,7 +491,7 @@ def test_the_command_line(server: Server, client: corral.Client, bb: str, tmp_pa
     assert (lines[-1]["event"], lines[-1]["exit_code"], lines[-1]["number"]) == ("failed", 5, 3)
     done = server.cli("image", "build", "-t", "cli-built", "-", stdin=tar_of({"Dockerfile": b"FROM bb\nCMD x\n"}))
     assert done.returncode == 0, done.stderr
-    assert client.images.get("cli-built").config.cmd == ["/bin/sh", "-c", "x"]
+    assert client.images.get("cli-built").config.cmd == ("/bin/sh", "-c", "x")
     client.images.delete("cli-built")
 
 

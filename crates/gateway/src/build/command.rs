@@ -51,7 +51,8 @@ pub async fn run(bench: &Bench, id: &SandboxId, step: &RunStep, report: &Report)
         stdin: step.stdin.clone(),
         ..ExecSpec::default()
     };
-    let mut body = bench.post(id, "/exec?stream=true", &spec).await?.into_body().into_data_stream();
+    let started = bench.post(id, "/exec?stream=true", &spec).await.map_err(not_started)?;
+    let mut body = started.into_body().into_data_stream();
     let broken = || Refusal::new(ErrorKind::UpstreamFailed, "the node broke off during the command");
     let mut held = BytesMut::new();
     let mut tail = String::new();
@@ -75,8 +76,16 @@ pub async fn run(bench: &Bench, id: &SandboxId, step: &RunStep, report: &Report)
                 report.output(stream, text).await;
             }
             ExecEvent::Ended { command } => return ended(command.end, tail),
-            ExecEvent::Failed { problem } => return Err(Refusal::from(problem).into()),
+            ExecEvent::Failed { problem } => return Err(not_started(problem.into())),
         }
+    }
+}
+
+/// What the Dockerfile asks for and the image does not have is the build's failure.
+fn not_started(refusal: Refusal) -> Failure {
+    match refusal.problem.kind {
+        ErrorKind::CommandNotStarted | ErrorKind::UnknownUser => Failure::build(refusal.problem.message),
+        _ => refusal.into(),
     }
 }
 

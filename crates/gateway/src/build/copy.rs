@@ -77,7 +77,8 @@ pub async fn put(
         (Ok(()), Ok(())) => Ok(()),
         // The node ended the stream and has said why.
         (Err(refusal), Ok(())) => Err(refusal.into()),
-        (Err(refusal), Err(_)) if refusal.problem.kind != ErrorKind::InvalidRequest => Err(refusal.into()),
+        // So it has here, and what failed is the writing to it.
+        (Err(refusal), Err(problem)) if problem.kind == ErrorKind::StorageError => Err(refusal.into()),
         (_, Err(problem)) => Err(Refusal::from(problem).into()),
     }
 }

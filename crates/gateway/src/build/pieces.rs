@@ -41,7 +41,9 @@ pub enum What {
 }
 
 fn io_problem(error: &io::Error) -> Problem {
-    tracing::error!(%error, "a spooled file cannot be read");
+    if error.kind() != io::ErrorKind::BrokenPipe {
+        tracing::error!(%error, "a spooled file cannot be read");
+    }
     Problem::new(ErrorKind::StorageError, "the gateway cannot read what it stored for the build")
 }
 
