@@ -229,6 +229,17 @@ RUN exit 9
     assert len(image.layers) == 1
     look = "cat /which; stat -c '%u %a' /home/agent /tmp /bin/suid; ls -d /proc/self /etc/passwd"
     assert text_in(make, image, look) == "a\nb\n1000 755\n0 1777\n0 4755\n/etc/passwd\n/proc/self\n"
+    image = build(
+        """FROM scratch
+COPY --from=bb /bin/busybox /bin/echo /bin/
+COPY --from=bb /etc/pass* /users/
+RUN ["/bin/busybox", "sh", "-c", "echo from nothing > /made"]
+"""
+    )
+    box = make(image.name)
+    assert box.exec(["/bin/busybox", "cat", "/made"], check=True).stdout == "from nothing\n"
+    found = box.exec(["/bin/busybox", "find", "/bin", "/users", "-type", "f"], check=True).stdout
+    assert found.split() == ["/bin/busybox", "/bin/echo", "/users/passwd"], "links to a source are followed"
     with pytest.raises(corral.InvalidRequest, match='no stage "nope"'):
         build(text, target="nope")
 

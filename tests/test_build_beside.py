@@ -184,9 +184,9 @@ ENTRYPOINT ["/bin/sh", "-c"]
 RUN rm /bin/suid && rm -r /home && mkdir /home && echo new > /home/new
 RUN rm /home/new && echo newer > /home/newer && chmod 4755 /bin/busybox
 RUN mkdir -m 1777 /sticky && echo x > /sticky/f && chown 1000:2000 /sticky/f
+CMD shell form
 SHELL ["/bin/ash", "-ec"]
 RUN false || true; echo $0 > /shell
-CMD shell form
 """,
 }
 

@@ -1,9 +1,9 @@
 //! Builds of images from Dockerfiles.
 
 use crate::command::StreamName;
+use crate::environment::Limits;
 use crate::image::ImageRecord;
 use crate::problem::Problem;
-use crate::environment::Limits;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use utoipa::ToSchema;
@@ -165,7 +165,8 @@ mod tests {
         let pairs = query.pairs().into_iter().map(|(k, v)| (k.to_owned(), v));
         assert_eq!(BuildQuery::of_pairs(pairs).unwrap(), query);
         assert!(BuildQuery::default().pairs().is_empty());
-        for (key, value) in [("no_cache", "1"), ("build_arg", "A"), ("build_arg", "=x"), ("cpus", "many"), ("tag", "x")] {
+        for (key, value) in [("no_cache", "1"), ("build_arg", "A"), ("build_arg", "=x"), ("cpus", "many"), ("tag", "x")]
+        {
             let error = BuildQuery::of_pairs([(key.to_owned(), value.to_owned())]).unwrap_err();
             assert!(error.contains(key) || key == "build_arg", "{error}");
         }

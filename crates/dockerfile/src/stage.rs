@@ -84,7 +84,7 @@ impl<'a> Stage<'a> {
     fn argv(&self, command: &Command) -> Vec<String> {
         match command {
             Command::Exec(words) => words.clone(),
-            Command::Shell(text) => [self.shell.as_slice(), &[text.clone()]].concat(),
+            Command::Shell(text) => [self.shell.as_slice(), std::slice::from_ref(text)].concat(),
         }
     }
 

@@ -202,12 +202,7 @@ impl<E: Into<io::Error>> From<E> for Unpack {
 }
 
 /// Unpacks one entry. Its parents are looked up beneath the directory, links included, and never above it.
-fn unpack<R: Read>(
-    top: &OwnedFd,
-    entry: &mut tar::Entry<'_, R>,
-    name: &Path,
-    owners: bool,
-) -> Result<(), Unpack> {
+fn unpack<R: Read>(top: &OwnedFd, entry: &mut tar::Entry<'_, R>, name: &Path, owners: bool) -> Result<(), Unpack> {
     use std::path::Component;
     let mut parts = Vec::new();
     for component in name.components() {

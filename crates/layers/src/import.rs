@@ -214,5 +214,3 @@ fn image_record(image: OpenedImage, options: &ImportOptions, layers: Vec<LayerRe
         snapshot: None,
     }
 }
-
-

@@ -163,12 +163,13 @@ mod tests {
             use futures_util::TryStreamExt as _;
             let upload = Upload::written(move |pipe| packed.write(pipe));
             let stream = http_body_util::BodyExt::into_data_stream(upload.body);
-            stream.try_fold(Vec::new(), |mut all, piece| async move {
-                all.extend_from_slice(&piece);
-                Ok(all)
-            })
-            .await
-            .unwrap()
+            stream
+                .try_fold(Vec::new(), |mut all, piece| async move {
+                    all.extend_from_slice(&piece);
+                    Ok(all)
+                })
+                .await
+                .unwrap()
         });
         let mut names: Vec<String> = tar::Archive::new(bytes.as_slice())
             .entries()

@@ -1,7 +1,7 @@
 //! Images and layers: import, build, list, remove.
 
-use super::{build, delete_each};
 use super::transfer::Upload;
+use super::{build, delete_each};
 use crate::cli::{ImageCommand, ImportArgs, KindArg, LayerCommand};
 use crate::client::{ApiError, Client, Lines, fetch, send};
 use crate::output::{bytes, print_json, print_json_line, print_line, print_table};

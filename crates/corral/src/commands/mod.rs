@@ -1,9 +1,9 @@
 //! The client's commands, a file for each group.
 
+mod build;
 mod copy;
 mod environments;
 mod events;
-mod build;
 mod exec;
 mod images;
 mod keys;

@@ -123,9 +123,9 @@ impl Bench {
     ) -> Result<Request, Refusal> {
         let mut request = Request::new(body);
         *request.method_mut() = method;
-        *request.uri_mut() = target.parse().map_err(|error: axum::http::uri::InvalidUri| {
-            Refusal::internal("naming what a build asks for", &error)
-        })?;
+        *request.uri_mut() = target
+            .parse()
+            .map_err(|error: axum::http::uri::InvalidUri| Refusal::internal("naming what a build asks for", &error))?;
         if let Some(content_type) = content_type {
             request.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static(content_type));
         }

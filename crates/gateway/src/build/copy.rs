@@ -10,6 +10,7 @@ use crate::state::Gw;
 use corral_api::ids::SandboxId;
 use corral_api::problem::{ErrorKind, Problem};
 use corral_dockerfile::{CopySource, CopyStep, EntryKind, clean};
+use std::sync::Arc;
 
 /// Files of the platform in every sandbox, which belong to no image.
 const PLATFORM: [&str; 3] = ["etc/hosts", "etc/hostname", "etc/resolv.conf"];
@@ -33,7 +34,7 @@ pub async fn put(
     bench: &Bench,
     id: &SandboxId,
     step: &CopyStep,
-    tree: Tree,
+    tree: Arc<Tree>,
     pieces: Vec<Piece>,
 ) -> Result<(), Failure> {
     let owner = match &step.chown {

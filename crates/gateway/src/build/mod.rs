@@ -41,6 +41,7 @@ use error::Failure;
 use report::Report;
 use stage::StageRun;
 use std::collections::BTreeMap;
+use std::sync::Arc;
 use tokio::sync::{OwnedSemaphorePermit, mpsc};
 use tree::Tree;
 
@@ -58,7 +59,7 @@ struct Build {
     caller: Caller,
     bench: Bench,
     report: Report,
-    tree: Tree,
+    tree: Arc<Tree>,
     images: BTreeMap<String, ImageRecord>,
     no_cache: bool,
 }
@@ -91,7 +92,7 @@ pub async fn start(gw: Gw, caller: Caller, name: String, query: BuildQuery, body
         report: Report::new(send.clone(), plan.step_count()),
         gw,
         caller,
-        tree: context.tree,
+        tree: Arc::new(context.tree),
         images,
         no_cache: query.no_cache,
     };
@@ -212,9 +213,8 @@ impl Build {
     /// Remembers what a step led to.
     async fn keep(&self, key: Digest, layers: &[LayerRecord]) -> Result<(), Refusal> {
         let (project, layers) = (self.caller.project_id.clone(), layers.to_vec());
-        let kept = move |catalogue: &crate::Catalogue| {
-            catalogue.put_built_step(&project, &key, &layers, MAX_BUILT_STEPS)
-        };
+        let kept =
+            move |catalogue: &crate::Catalogue| catalogue.put_built_step(&project, &key, &layers, MAX_BUILT_STEPS);
         for digest in self.gw.catalogue(kept).await? {
             // One that a sandbox uses stays listed, to be deleted later.
             if let Err(refusal) = crate::api::delete_layer(&self.gw, &self.caller, digest).await {

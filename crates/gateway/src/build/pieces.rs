@@ -7,6 +7,7 @@ use bytes::Bytes as Chunk;
 use corral_api::problem::{ErrorKind, Problem};
 use corral_dockerfile::{CopySource, CopyStep, EntryKind, Owner, clean, key, select};
 use std::io::{self, Read, Write};
+use std::sync::Arc;
 use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
 
@@ -125,9 +126,7 @@ pub fn contents(tree: &Tree, pieces: &[Piece]) -> Result<Vec<key::Content>, Prob
             What::Entry(entry) => match &entry.kind {
                 EntryKind::File => file(entry.mode, entry.bytes)?,
                 EntryKind::Directory => ("directory", entry.mode, None),
-                EntryKind::Symlink(target) => {
-                    ("symlink", 0, Some(corral_api::digest::Digest::of(target.as_bytes())))
-                }
+                EntryKind::Symlink(target) => ("symlink", 0, Some(corral_api::digest::Digest::of(target.as_bytes()))),
             },
             What::Archive(bytes, _) => file(0, *bytes)?,
             // The text is part of the step.
@@ -152,7 +151,7 @@ pub struct Placing {
 }
 
 /// The tar stream of pieces, and the task that makes it.
-pub fn stream(tree: Tree, pieces: Vec<Piece>, placing: Placing) -> (Body, JoinHandle<Result<(), Problem>>) {
+pub fn stream(tree: Arc<Tree>, pieces: Vec<Piece>, placing: Placing) -> (Body, JoinHandle<Result<(), Problem>>) {
     let (send, receive) = mpsc::channel::<io::Result<Chunk>>(QUEUE);
     let task = tokio::task::spawn_blocking(move || {
         let mut tar = tar::Builder::new(Sender { send: send.clone(), held: Vec::with_capacity(CHUNK) });

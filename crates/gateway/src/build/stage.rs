@@ -16,6 +16,7 @@ use corral_api::files::MkdirRequest;
 use corral_api::ids::SandboxId;
 use corral_api::image::LayerRecord;
 use corral_dockerfile::{Action, CopyFrom, CopyStep, Step, key};
+use std::sync::Arc;
 
 /// A stage so far.
 #[derive(Debug)]
@@ -40,7 +41,7 @@ fn digests(layers: &[LayerRecord]) -> Vec<Digest> {
 enum Input {
     None,
     /// Pieces of the context, as they go in.
-    Pieces(Tree, Vec<pieces::Piece>),
+    Pieces(Arc<Tree>, Vec<pieces::Piece>),
     /// Files of these layers.
     Layers(Vec<LayerRecord>),
 }
@@ -98,7 +99,7 @@ impl StageRun {
     ) -> Result<Input, Failure> {
         match &copy.from {
             CopyFrom::Context => {
-                let (tree, step) = (build.tree.clone(), copy.clone());
+                let (tree, step) = (Arc::clone(&build.tree), copy.clone());
                 let (tree, pieces, contents) = blocking(move || {
                     let pieces = pieces::find(&tree, &step)?;
                     let contents = pieces::contents(&tree, &pieces)?;
@@ -143,7 +144,7 @@ impl StageRun {
                 let source = bench.create(digests(&layers)).await?;
                 let fetched = fetch(&build.gw, bench, &source, copy).await;
                 bench.remove(&source).await?;
-                let (tree, step) = (fetched?, copy.clone());
+                let (tree, step) = (Arc::new(fetched?), copy.clone());
                 let (tree, pieces) = blocking(move || {
                     let pieces = pieces::find(&tree, &step)?;
                     Ok((tree, pieces))

@@ -283,7 +283,8 @@ mod tests {
             header.as_old_mut().name[..name.len()].copy_from_slice(name.as_bytes());
             header.set_entry_type(*kind);
             header.set_mode(0o640);
-            (header.set_uid(7), header.set_gid(8));
+            header.set_uid(7);
+            header.set_gid(8);
             header.set_mtime(5);
             let is_link = matches!(kind, tar::EntryType::Symlink | tar::EntryType::Link);
             header.set_size(if is_link { 0 } else { text.len() as u64 });
