@@ -10,7 +10,7 @@ import tarfile
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
@@ -18,8 +18,6 @@ import pytest
 import corral
 from conftest import SMALL, Make
 from support import PROGRAM, Server, sandbox_cgroups, tar_of, until
-
-Build = Callable[..., tuple[corral.ImageRecord, list[corral.BuildProgress]]]
 
 
 class Builder:
@@ -31,7 +29,7 @@ class Builder:
         self.told: list[corral.BuildProgress] = []
 
     def __call__(
-        self, text: str | None, files: dict[str, bytes | tarfile.TarInfo] | None = None, **options: object
+        self, text: str | None, files: Mapping[str, bytes | tarfile.TarInfo] | None = None, **options: object
     ) -> corral.ImageRecord:
         entries: dict[str, bytes | tarfile.TarInfo] = dict(files or {})
         if text is not None:
@@ -67,7 +65,9 @@ def build(client: corral.Client, bb: str) -> Iterator[Builder]:
     for name in builder.names:
         if name in known:
             client.images.delete(name)
-    assert not [s.id for s in client.sandboxes.list() if s.environment.startswith("build:")], "sandboxes were left"
+    assert not [s.id for s in client.sandboxes.list() if s.status.environment.startswith("build:")], (
+        "sandboxes were left"
+    )
 
 
 def text_in(make: Make, image: corral.ImageRecord, command: str) -> str:
@@ -136,25 +136,29 @@ CMD ["1000"]
     assert (config.entrypoint, config.cmd) == (("sleep",), ("1000",))
     assert (config.user, config.workdir) == ("agent", "/sub")
     assert config.labels == {"kind": "test", "a b": "c d"}
-    assert config.env["GREETING"] == "good day" and config.env["PLACE"] == "here"
+    assert config.env["GREETING"] == "good day"
+    assert config.env["PLACE"] == "here"
 
     box = make(image.name)
     assert box.status.entrypoint_command_id is not None
     look = box.exec("id -un; pwd; echo $GREETING; stat -c '%u:%g %a %n' /sub", check=True).stdout
     assert look == "agent\n/sub\ngood day\n0:0 755 /sub\n"
-    root = {"user": "root", "check": True}
-    assert box.exec("cat /opt/tools/made", **root).stdout == "hello you\n1\n2\n"
-    assert box.exec("cat /opt/tools/exec-form /opt/tools/inner", **root).stdout == "name /root\ninner\n"
+
+    def root(command: str) -> str:
+        return box.exec(command, user="root", check=True).stdout
+
+    assert root("cat /opt/tools/made") == "hello you\n1\n2\n"
+    assert root("cat /opt/tools/exec-form /opt/tools/inner") == "name /root\ninner\n"
     assert (
-        box.exec("stat -c '%u:%g %a %n' /opt/tools/made /opt/given /new /new/deep /new/deep/one.txt", **root).stdout
+        root("stat -c '%u:%g %a %n' /opt/tools/made /opt/given /new /new/deep /new/deep/one.txt")
         == "1000:0 600 /opt/tools/made\n1000:2000 640 /opt/given\n"
         "1000:1000 755 /new\n1000:1000 755 /new/deep\n1000:1000 644 /new/deep/one.txt\n"
     )
-    assert box.exec("cat /docs/name.txt /docs/raw /doc", **root).stdout == "good day\n$GREETING\nfrom here\n"
-    assert box.exec("cat /unpacked/a/b /unpacked/link; readlink /unpacked/link", **root).stdout == (
+    assert root("cat /docs/name.txt /docs/raw /doc") == "good day\n$GREETING\nfrom here\n"
+    assert root("cat /unpacked/a/b /unpacked/link; readlink /unpacked/link") == (
         "in the archive\nin the archive\na/b\n"
     )
-    assert box.exec("ls /home; [ -e /bin/suid ] || echo gone", **root).stdout == "fresh\ngone\n"
+    assert root("ls /home; [ -e /bin/suid ] || echo gone") == "fresh\ngone\n"
     assert len(image.layers) == 2, "consecutive steps make one layer"
 
 
@@ -176,7 +180,8 @@ ENV X=1
     when = text_in(make, first, "cat /when")
     begun = time.monotonic()
     second = build(text, files)
-    assert build.ran == [] and time.monotonic() - begun < 5
+    assert build.ran == []
+    assert time.monotonic() - begun < 5
     assert second.digest == first.digest
     # Other times and owners make no difference; content does.
     info = tarfile.TarInfo("a")
@@ -194,7 +199,8 @@ ENV X=1
     assert build.ran == ["COPY b /b", "RUN cat /b > /last"]
     assert text_in(make, third, "cat /last /when") == "b2" + when
     build(text, files | {"a": b"a2"})
-    assert build.ran[0] == "COPY a /a" and len(build.ran) == 5
+    assert build.ran[0] == "COPY a /a"
+    assert len(build.ran) == 5
     build(text.replace("X=1", "X=2"), files)
     assert build.ran == []
     again = build(text, files, no_cache=True)
@@ -261,13 +267,15 @@ COPY . /all
         {"f": b"f", "d/": b"", "d/x": b"new", "d/sub/": b"", "d/sub/y": b"y", "with space": b"s"}
         | {"top-link": link("d/x"), "d/inner": link("x")},
     )
-    found = text_in(make, image, "stat -c '%a %F' /there; cat /as-file /as-dir/f /real/f /there/f /there/x /there/sub/y")
-    assert found == "700 directory\nffffnewy"
-    found = text_in(make, image, "readlink /there/inner; cat /globbed/x /globbed/y /followed '/sp ace/with space' /all/d/x")
-    assert found == "x\nnewynewsnew"
-    assert text_in(make, image, "ls /globbed; ls -A /all") == (
-        "inner\nx\ny\nDockerfile\nd\nf\ntop-link\nwith space\n"
+    found = text_in(
+        make, image, "stat -c '%a %F' /there; cat /as-file /as-dir/f /real/f /there/f /there/x /there/sub/y"
     )
+    assert found == "700 directory\nffffnewy"
+    found = text_in(
+        make, image, "readlink /there/inner; cat /globbed/x /globbed/y /followed '/sp ace/with space' /all/d/x"
+    )
+    assert found == "x\nnewynewsnew"
+    assert text_in(make, image, "ls /globbed; ls -A /all") == ("inner\nx\ny\nDockerfile\nd\nf\ntop-link\nwith space\n")
 
 
 def link(target: str) -> tarfile.TarInfo:
@@ -306,7 +314,8 @@ def test_a_failing_command_tells_step_status_and_output(build: Builder, client: 
     error = failed.value
     assert (error.number, error.exit_code) == (2, 7)
     assert str(error).startswith("build_failed: Dockerfile line 4, RUN: the command exited with 7")
-    assert error.output is not None and {"out", "wrong"} == set(error.output.split())
+    assert error.output is not None
+    assert {"out", "wrong"} == set(error.output.split())
     assert {"out", "wrong"} == set(build.output.split())
     assert build.names[-1] not in {image.name for image in client.images.list()}
     with pytest.raises(corral.BuildFailed, match="not be started"):
@@ -347,7 +356,8 @@ def test_hostile_contexts(build: Builder, server: Server, bb: str) -> None:
     def refused(context: bytes, message: str) -> None:
         with pytest.raises(corral.CorralError, match=message) as error:
             build.context(context)
-        assert error.value.status is not None and error.value.status < 500
+        assert error.value.status is not None
+        assert error.value.status < 500
 
     dockerfile = {"Dockerfile": b"FROM bb\nCOPY . /all\n"}
     device, pipe = tarfile.TarInfo(), tarfile.TarInfo()
@@ -370,7 +380,7 @@ def test_hostile_contexts(build: Builder, server: Server, bb: str) -> None:
     refused(tar_of({"Dockerfile": link("/etc/passwd")}), "no file")
     with pytest.raises(corral.CorralError, match="leads out"):
         build("FROM bb\nADD a.tar /x/\n", {"a.tar": tar_of({"../../evil": b"x"})})
-    with pytest.raises(corral.CorralError, match="link leads out|is no directory|BadArchive|archive"):
+    with pytest.raises(corral.CorralError, match=r"leads out of the directory"):
         build("FROM bb\nADD a.tar /x/\n", {"a.tar": tar_of({"l": link("/etc"), "l/passwd": b"x"})})
 
 
@@ -386,7 +396,8 @@ def test_parameters(build: Builder, server: Server, client: corral.Client, bb: s
         # A refusal that does not wait for the body ends the connection.
         with server.http() as http:
             answer = http.put(f"/v1/images/x/build?{query}", content=context)
-        assert answer.status_code == status and part in answer.json()["message"], answer.text
+        assert answer.status_code == status, answer.text
+        assert part in answer.json()["message"], answer.text
     with server.http() as http:
         assert http.put("/v1/images/sha256:x/build", content=context).status_code == 400
     with server.http() as http:
@@ -498,7 +509,8 @@ def test_the_command_line(server: Server, client: corral.Client, bb: str, tmp_pa
     done = server.cli("--json", "image", "build", *words, str(tmp_path))
     assert done.returncode != 0
     lines = [json.loads(line) for line in done.stdout.splitlines()]
-    assert lines[0]["cached"] is True and lines[1]["cached"] is True
+    assert lines[0]["cached"] is True
+    assert lines[1]["cached"] is True
     assert (lines[-1]["event"], lines[-1]["exit_code"], lines[-1]["number"]) == ("failed", 5, 3)
     done = server.cli("image", "build", "-t", "cli-built", "-", stdin=tar_of({"Dockerfile": b"FROM bb\nCMD x\n"}))
     assert done.returncode == 0, done.stderr

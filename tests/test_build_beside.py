@@ -206,7 +206,9 @@ def test_the_same_image(
         sandbox = make(image.name, entrypoint=[])
         ours = image_part(tree_of_sandbox(server, sandbox))
         sandbox.delete()
-        different = {path: (theirs.get(path), ours.get(path)) for path in theirs | ours if theirs.get(path) != ours.get(path)}
+        different = {
+            path: (theirs.get(path), ours.get(path)) for path in theirs | ours if theirs.get(path) != ours.get(path)
+        }
         assert not different
         config = image.config
         env = dict(pair.split("=", 1) for pair in their_config.get("Env", []))

@@ -1,4 +1,5 @@
 //! From text to a plan.
+#![allow(clippy::unwrap_used, reason = "a test")]
 
 use corral_api::digest::Digest;
 use corral_api::image::ImageConfig;
