@@ -7,6 +7,8 @@ packages=(
   busybox-static     # small images of the tests
   mmdebstrap         # Debian base images of the demo and the tests
   skopeo docker-registry  # the tests import from a real registry
+  buildah            # the tests compare builds with its own
+  zstd               # the tests send compressed contexts
   gcc g++ libc6-dev make cmake pkg-config perl  # C code in Rust dependencies
   python3-venv ca-certificates
 )

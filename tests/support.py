@@ -14,7 +14,7 @@ import subprocess
 import sys
 import tarfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -294,7 +294,7 @@ def open_files(pid: int) -> int:
     return len(os.listdir(f"/proc/{pid}/fd"))
 
 
-def tar_of(entries: dict[str, bytes | tarfile.TarInfo], links: dict[str, str] | None = None) -> bytes:
+def tar_of(entries: Mapping[str, bytes | tarfile.TarInfo], links: dict[str, str] | None = None) -> bytes:
     """A tar archive of files (content or a whole header) and symbolic links."""
     out = io.BytesIO()
     with tarfile.open(fileobj=out, mode="w") as archive:

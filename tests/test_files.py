@@ -387,3 +387,49 @@ def test_a_gibibyte_in_constant_memory(server: Server, make: Make, tmp_path: Pat
             again.update(piece)
     assert again.hexdigest() == digest.hexdigest()
     assert rss_bytes(server.pid, "VmHWM") - before < 64 << 20
+
+
+def test_a_tar_stream_may_carry_owners(server: Server, box: corral.Sandbox) -> None:
+    def entry(name: str, kind: bytes, uid: int, mode: int = 0o640) -> tarfile.TarInfo:
+        info = tarfile.TarInfo(name)
+        info.type, info.uid, info.gid, info.mode, info.linkname = kind, uid, uid, mode, "to"
+        return info
+
+    def stream(*entries: tarfile.TarInfo) -> bytes:
+        out = io.BytesIO()
+        with tarfile.open(fileobj=out, mode="w") as archive:
+            for info in entries:
+                archive.addfile(info)
+        return out.getvalue()
+
+    given = stream(
+        entry("d", tarfile.DIRTYPE, 1000, 0o750),
+        entry("d/f", tarfile.REGTYPE, 65535, 0o4750),
+        entry("l", tarfile.SYMTYPE, 7),
+    )
+    look = "cd /tmp/in; stat -c '%u:%g %a %n' d d/f; stat -c '%u:%g %n' l"
+    with server.http() as http:
+        to = f"/v1/sandboxes/{box.id}/files/tar"
+        assert http.put(to, params={"path": "/tmp/in", "owners": "true"}, content=given).status_code == 204
+        assert box.exec(look, check=True).stdout == "1000:1000 750 d\n65535:65535 4750 d/f\n7:7 l\n"
+        box.exec("rm -r /tmp/in", check=True)
+        assert http.put(to, params={"path": "/tmp/in"}, content=given).status_code == 204
+        assert box.exec(look, check=True).stdout == "0:0 750 d\n0:0 4750 d/f\n0:0 l\n"
+        answer = http.put(
+            to, params={"path": "/tmp/a", "user": "agent", "owners": "true"}, content=given[:512] + bytes(1024)
+        )
+        assert answer.status_code == 204, "an owner may be who one is"
+        answer = http.put(to, params={"path": "/tmp/b", "user": "agent", "owners": "true"}, content=given)
+        assert answer.json()["kind"] == "permission_denied"
+        large = stream(entry("f", tarfile.REGTYPE, 65536))
+        answer = http.put(to, params={"path": "/tmp/c", "owners": "true"}, content=large)
+        assert (answer.status_code, answer.json()["kind"]) == (422, "invalid_image"), answer.text
+
+
+def test_a_tar_stream_leaves_mounts_out(server: Server, box: corral.Sandbox) -> None:
+    with server.http() as http:
+        answer = http.get(f"/v1/sandboxes/{box.id}/files/tar", params={"path": "/"})
+    with tarfile.open(fileobj=io.BytesIO(answer.content)) as archive:
+        names = {name.split("/")[0] for name in archive.getnames()}
+    assert {"bin", "etc", "tmp"} <= names
+    assert not names & {"proc", "sys", "dev"}

@@ -106,6 +106,15 @@ pub struct ImageRecord {
     pub snapshot: Option<Box<SnapshotOrigin>>,
 }
 
+impl ImageRecord {
+    /// Digest over the canonical JSON of the configuration and the layers' digests: two imports of one image agree.
+    pub fn digest_of(config: &ImageConfig, layers: &[LayerRecord]) -> Digest {
+        let digests: Vec<Digest> = layers.iter().map(|l| l.digest).collect();
+        // serde_json's map is ordered by key and its text of a value is unique.
+        Digest::of(serde_json::json!({"config": config, "layers": digests}).to_string().as_bytes())
+    }
+}
+
 /// Where a snapshot comes from.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]

@@ -1,6 +1,7 @@
 //! Wire types, ids, units, lifecycle rules and error kinds of Corral. No I/O happens here.
 #![forbid(unsafe_code)]
 
+pub mod build;
 pub mod catalogue;
 pub mod command;
 pub mod digest;

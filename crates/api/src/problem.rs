@@ -48,6 +48,8 @@ kinds! {
     RangeNotSatisfiable = "range_not_satisfiable", 416, false;
     /// Archive, manifest or configuration that cannot be accepted.
     InvalidImage = "invalid_image", 422, false;
+    /// A step of a build failed.
+    BuildFailed = "build_failed", 422, false;
     /// Content does not have the digest it was named by.
     DigestMismatch = "digest_mismatch", 422, false;
     /// Permission refused inside the sandbox.

@@ -116,7 +116,7 @@ pub struct StdinQuery {
     pub close: bool,
 }
 
-/// `GET …/files`, `GET …/files/stat`, `GET …/files/tar`, `PUT …/files/tar`.
+/// `GET …/files`, `GET …/files/stat`, `GET …/files/tar`.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, IntoParams)]
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
@@ -126,6 +126,22 @@ pub struct FileQuery {
     /// Act as this user.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub user: Option<String>,
+}
+
+/// `PUT …/files/tar`.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, IntoParams)]
+#[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
+pub struct TarWrite {
+    /// Directory inside the sandbox.
+    pub path: String,
+    /// Act as this user.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub user: Option<String>,
+    /// Give entries the owners that the stream names by number, 0–65,535; root alone may. They are the user's where
+    /// absent.
+    #[serde(default)]
+    pub owners: bool,
 }
 
 /// `PUT …/files`.

@@ -4,7 +4,7 @@ mod records;
 mod values;
 
 pub use records::{
-    EnvCommand, EnvCreateArgs, ImageCommand, ImportArgs, KeyCommand, KindArg, LayerCommand, NodeCommand,
+    BuildArgs, EnvCommand, EnvCreateArgs, ImageCommand, ImportArgs, KeyCommand, KindArg, LayerCommand, NodeCommand,
 };
 pub use values::{EntrypointArgs, Pair, key_value, milliseconds};
 

@@ -10,6 +10,7 @@
 #![forbid(unsafe_code)]
 
 mod api;
+mod build;
 pub mod catalogue;
 mod directory;
 mod edge;

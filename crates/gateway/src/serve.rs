@@ -21,6 +21,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
+use tokio::sync::Semaphore;
 use tokio_util::sync::CancellationToken;
 
 /// How long a new connection may take to send its first request.
@@ -75,6 +76,7 @@ impl Gateway {
         nodes: impl IntoIterator<Item = (NodeId, NodeAddress)>,
     ) -> Self {
         let shared = Shared {
+            builds: Arc::new(Semaphore::new(config.most_builds)),
             config,
             catalogue,
             directory: Directory::new(nodes),
@@ -106,6 +108,8 @@ impl Gateway {
     ) -> Result<(), ServeError> {
         let address = listener.local_addr().map_err(ServeError::Listener)?;
         check_listen(address, tls.is_some(), self.shared.config.insecure_listen)?;
+        // Before the first request: a build that begins has sandboxes, too.
+        crate::build::sweep(Arc::clone(&self.shared)).await;
         let service = self.router().into_make_service();
         let handle = Handle::new();
         let mut server = axum_server::from_tcp(listener)

@@ -10,9 +10,11 @@ use axum::http::{HeaderName, HeaderValue, Uri};
 use corral_api::catalogue::PROJECT_HEADER;
 use corral_api::ids::SandboxId;
 use corral_api::problem::ErrorKind;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::time::Duration;
+use tokio::sync::Semaphore;
 use tokio_util::sync::CancellationToken;
 
 /// Settings of a gateway.
@@ -28,6 +30,12 @@ pub struct GatewayConfig {
     pub drain_notice: Duration,
     /// Creates of one batch that run at the same time.
     pub batch_concurrency: usize,
+    /// Builds that go on at the same time.
+    pub most_builds: usize,
+    /// The largest build context, also once it is decompressed.
+    pub build_limit_bytes: u64,
+    /// Where contexts lie while they are built, in files without a name.
+    pub spool_dir: PathBuf,
     /// Allows plain HTTP on an address that is not loopback.
     pub insecure_listen: bool,
 }
@@ -40,6 +48,9 @@ impl Default for GatewayConfig {
             drain_limit: Duration::from_secs(30),
             drain_notice: Duration::ZERO,
             batch_concurrency: 64,
+            most_builds: 16,
+            build_limit_bytes: 8 << 30,
+            spool_dir: std::env::temp_dir(),
             insecure_listen: false,
         }
     }
@@ -65,6 +76,8 @@ pub struct Shared {
     pub description: fn() -> &'static str,
     /// Counters.
     pub metrics: Arc<Metrics>,
+    /// Places for builds.
+    pub builds: Arc<Semaphore>,
     /// Whether the gateway shuts down.
     pub draining: AtomicBool,
     /// Cancelled when the gateway shuts down: streams without an end stop.

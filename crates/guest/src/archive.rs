@@ -15,6 +15,9 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 
+/// The largest id of a sandbox.
+const MAX_ID: u32 = 65_535;
+
 /// A writer that makes data frames.
 struct FrameWriter<'a> {
     socket: &'a mut UnixStream,
@@ -68,16 +71,21 @@ impl Read for FrameReader<'_> {
     }
 }
 
-/// Sends a directory's content, or a single file, as a tar stream.
+/// Sends a directory's content, or a single file, as a tar stream. What is mounted below is left out.
 pub fn send(path: &str, socket: &mut UnixStream) -> Result<(), OpError> {
     let handle = paths::open(path, OFlags::PATH).map_err(|e| failed(path, e))?;
     let stat = fs::fstat(&handle).map_err(|e| failed(path, e))?;
     let writer = FrameWriter { socket, buffer: Vec::with_capacity(MAX_PAYLOAD) };
     let mut tar = tar::Builder::new(writer);
     if FileType::from_raw_mode(stat.st_mode) == FileType::Directory {
+        let device = stat.st_dev;
         let mut walk = Walk::new(paths::open_directory(path)?, path)?;
         while let Some(step) = walk.next(usize::MAX)? {
             if let Step::Entry { dir, name, relative, stat } = step {
+                if FileType::from_raw_mode(stat.st_mode) == FileType::Directory && stat.st_dev != device {
+                    walk.stay_out();
+                    continue;
+                }
                 append(&mut tar, dir, name, &relative, &stat).map_err(|e| io_failed(path, &e))?;
             }
         }
@@ -160,7 +168,7 @@ fn append_bytes(
 }
 
 /// Unpacks the tar stream that follows on the socket into a directory.
-pub fn receive(path: &str, socket: &mut UnixStream) -> Result<(), OpError> {
+pub fn receive(path: &str, owners: bool, socket: &mut UnixStream) -> Result<(), OpError> {
     paths::make_directories(path, 0o755)?;
     let top = paths::open_directory(path)?;
     let reader = FrameReader { socket, payload: Vec::new(), at: 0, ended: false };
@@ -172,7 +180,7 @@ pub fn receive(path: &str, socket: &mut UnixStream) -> Result<(), OpError> {
     for entry in archive.entries().map_err(|e| bad(&e))? {
         let mut entry = entry.map_err(|e| bad(&e))?;
         let name = entry.path().map_err(|e| bad(&e))?.into_owned();
-        unpack(&top, &mut entry, &name).map_err(|error| match error {
+        unpack(&top, &mut entry, &name, owners).map_err(|error| match error {
             Unpack::Io(e) => bad(&e),
             Unpack::Refused(what) => refused(OpErrorKind::BadArchive, &name.to_string_lossy(), what),
         })?;
@@ -194,7 +202,7 @@ impl<E: Into<io::Error>> From<E> for Unpack {
 }
 
 /// Unpacks one entry. Its parents are looked up beneath the directory, links included, and never above it.
-fn unpack<R: Read>(top: &OwnedFd, entry: &mut tar::Entry<'_, R>, name: &Path) -> Result<(), Unpack> {
+fn unpack<R: Read>(top: &OwnedFd, entry: &mut tar::Entry<'_, R>, name: &Path, owners: bool) -> Result<(), Unpack> {
     use std::path::Component;
     let mut parts = Vec::new();
     for component in name.components() {
@@ -226,6 +234,12 @@ fn unpack<R: Read>(top: &OwnedFd, entry: &mut tar::Entry<'_, R>, name: &Path) ->
         Err(Errno::NOENT) => Ok(()),
         Err(other) => Err(other),
     };
+    let owner = if owners { Some(owner_of(entry.header())?) } else { None };
+    // By name: what was just made here, unless a process inside replaced it, which may only do harm to itself.
+    let give = |dir: &OwnedFd| match owner {
+        Some((uid, gid)) => fs::chownat(dir, *last, Some(uid), Some(gid), AtFlags::SYMLINK_NOFOLLOW),
+        None => Ok(()),
+    };
     let mut opened = None;
     match entry.header().entry_type() {
         tar::EntryType::Directory => {
@@ -239,6 +253,7 @@ fn unpack<R: Read>(top: &OwnedFd, entry: &mut tar::Entry<'_, R>, name: &Path) ->
                 OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC,
                 Mode::empty(),
             )?;
+            give(&dir)?;
             fs::fchmod(&made, mode)?;
             opened = Some(made);
         }
@@ -246,6 +261,7 @@ fn unpack<R: Read>(top: &OwnedFd, entry: &mut tar::Entry<'_, R>, name: &Path) ->
             let target = entry.link_name()?.ok_or(Unpack::Refused("a link without a target"))?;
             clear(&dir)?;
             fs::symlinkat(target.as_ref(), &dir, *last)?;
+            give(&dir)?;
         }
         tar::EntryType::Link => {
             let target = entry.link_name()?.ok_or(Unpack::Refused("a link without a target"))?;
@@ -266,6 +282,7 @@ fn unpack<R: Read>(top: &OwnedFd, entry: &mut tar::Entry<'_, R>, name: &Path) ->
         tar::EntryType::Fifo => {
             clear(&dir)?;
             fs::mknodat(&dir, *last, FileType::Fifo, mode, 0)?;
+            give(&dir)?;
         }
         tar::EntryType::Char | tar::EntryType::Block => return Err(Unpack::Refused("devices are not unpacked")),
         kind if kind.is_file() || kind.is_contiguous() || kind.is_gnu_sparse() => {
@@ -274,6 +291,8 @@ fn unpack<R: Read>(top: &OwnedFd, entry: &mut tar::Entry<'_, R>, name: &Path) ->
             let file = openat(&dir, *last, flags, Mode::from_raw_mode(0o600))?;
             let mut out = File::from(file);
             io::copy(entry, &mut out)?;
+            // Before the mode: a change of owner takes set-user-id off.
+            give(&dir)?;
             fs::fchmod(&out, mode)?;
             opened = Some(out.into());
         }
@@ -285,6 +304,15 @@ fn unpack<R: Read>(top: &OwnedFd, entry: &mut tar::Entry<'_, R>, name: &Path) ->
         fs::futimens(&file, &fs::Timestamps { last_access: time, last_modification: time })?;
     }
     Ok(())
+}
+
+fn owner_of(header: &tar::Header) -> Result<(fs::Uid, fs::Gid), Unpack> {
+    let number = |id: io::Result<u64>| id.ok().and_then(|id| u32::try_from(id).ok()).filter(|id| *id <= MAX_ID);
+    let refused = Unpack::Refused("its owner has no number that sandboxes have");
+    match (number(header.uid()), number(header.gid())) {
+        (Some(uid), Some(gid)) => Ok((fs::Uid::from_raw(uid), fs::Gid::from_raw(gid))),
+        _ => Err(refused),
+    }
 }
 
 fn beneath(dir: &OwnedFd, path: &Path) -> Result<OwnedFd, Errno> {

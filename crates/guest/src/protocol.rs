@@ -112,6 +112,8 @@ pub enum Op {
     TarIn {
         /// Which directory.
         path: String,
+        /// Entries get the owners that the stream names, which only root may give.
+        owners: bool,
     },
     /// Tell changes until the node closes the socket.
     Watch {

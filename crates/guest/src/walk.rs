@@ -112,6 +112,11 @@ impl Walk {
         }
     }
 
+    /// Does not go into the directory that was given last.
+    pub fn stay_out(&mut self) {
+        self.enter = None;
+    }
+
     fn descend(&mut self, name: CString) -> Result<(), OpError> {
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC | OFlags::NONBLOCK;
         let dir = match openat(&self.dir, &name, flags, Mode::empty()) {

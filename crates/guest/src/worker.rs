@@ -63,7 +63,7 @@ fn perform(op: Op, socket: &mut UnixStream) -> std::io::Result<()> {
             }
             Err(error) => Err(error),
         },
-        Op::TarIn { path } => archive::receive(&path, socket).map(|()| None),
+        Op::TarIn { path, owners } => archive::receive(&path, owners, socket).map(|()| None),
         Op::Watch { path, recursive } => watch::run(&path, recursive, socket).map(|()| None),
     };
     answer(socket, &status.map(|s| s.map(WireStatus::from)))

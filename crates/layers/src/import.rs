@@ -13,14 +13,12 @@ use crate::error::ImportError;
 use crate::extract::{Budget, Expected, apply_stream};
 use crate::lower::LowerView;
 use crate::pack;
-use crate::record;
 use crate::scrub::Scrub;
 use crate::source::{self, Content, ImageSource, OpenedImage, SourceLayer};
 use crate::stage::{Stage, StageError};
 use crate::store::LayerStore;
 use corral_api::digest::Digest;
-use corral_api::image::{ImageConfig, ImageRecord, ImportProgress, LayerKind, LayerRecord};
-use serde_json::json;
+use corral_api::image::{ImageRecord, ImportProgress, LayerKind, LayerRecord};
 use std::path::Path;
 
 impl LayerStore {
@@ -204,7 +202,7 @@ pub(crate) fn without_repeats(layers: Vec<LayerRecord>) -> Vec<LayerRecord> {
 }
 
 fn image_record(image: OpenedImage, options: &ImportOptions, layers: Vec<LayerRecord>) -> ImageRecord {
-    let digest = image_digest(&image.config, &layers);
+    let digest = ImageRecord::digest_of(&image.config, &layers);
     ImageRecord {
         name: options.name.clone(),
         digest,
@@ -215,10 +213,4 @@ fn image_record(image: OpenedImage, options: &ImportOptions, layers: Vec<LayerRe
         layers,
         snapshot: None,
     }
-}
-
-/// Digest over the canonical JSON of the configuration and the layers' digests: two imports of one image agree.
-pub(crate) fn image_digest(config: &ImageConfig, layers: &[LayerRecord]) -> Digest {
-    let digests: Vec<Digest> = layers.iter().map(|l| l.digest).collect();
-    record::canonical_digest(&json!({"config": config, "layers": digests}))
 }

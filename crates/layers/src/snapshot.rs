@@ -2,7 +2,7 @@
 
 use crate::config::CancelFlag;
 use crate::error::ImportError;
-use crate::import::{image_digest, without_repeats};
+use crate::import::without_repeats;
 use crate::pack;
 use crate::scrub::Scrub;
 use crate::store::LayerStore;
@@ -56,7 +56,7 @@ impl LayerStore {
         let layers = without_repeats(layers);
         Ok(ImageRecord {
             name: String::new(),
-            digest: image_digest(&config, &layers),
+            digest: ImageRecord::digest_of(&config, &layers),
             source_digest: None,
             platform: "linux/amd64".to_owned(),
             config,

@@ -33,6 +33,8 @@ impl From<KindArg> for UploadKind {
 pub enum ImageCommand {
     /// Import an image.
     Import(ImportArgs),
+    /// Build an image from a Dockerfile.
+    Build(BuildArgs),
     /// List images.
     Ls,
     /// Print an image's record.
@@ -85,6 +87,47 @@ pub struct ImportArgs {
     /// Speak HTTP without TLS to the registry.
     #[arg(long)]
     pub plain_http: bool,
+}
+
+/// `corral image build`.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  corral image build -t task ./task
+  corral image build -t tool --target tools --build-arg VERSION=3 .
+  tar c -C ./task . | corral image build -t task -
+
+FROM names images of the catalogue. Steps have no network.")]
+pub struct BuildArgs {
+    /// Directory, or - for a tar stream on standard input: plain, or with gzip or zstd.
+    pub context: String,
+    /// Name in the catalogue.
+    #[arg(short, long)]
+    pub tag: String,
+    /// The Dockerfile, in the context; `Dockerfile` where absent.
+    #[arg(short, long, value_name = "PATH")]
+    pub file: Option<String>,
+    /// Build argument.
+    #[arg(long = "build-arg", value_name = "K=V", value_parser = key_value)]
+    pub build_args: Vec<Pair>,
+    /// Stage to build; the last one where absent.
+    #[arg(long, value_name = "STAGE")]
+    pub target: Option<String>,
+    /// Run every step, also where its result is there.
+    #[arg(long)]
+    pub no_cache: bool,
+    /// Memory limit of a step.
+    #[arg(long, value_name = "MIB")]
+    pub memory_mib: Option<u32>,
+    /// CPU limit of a step in cores.
+    #[arg(long, value_name = "CORES")]
+    pub cpus: Option<f64>,
+    /// Limit of a step's processes and threads.
+    #[arg(long, value_name = "N")]
+    pub pids: Option<u32>,
+    /// Disk limit of a step.
+    #[arg(long, value_name = "MIB")]
+    pub disk_mib: Option<u32>,
 }
 
 /// `corral layer`.

@@ -1,7 +1,7 @@
 //! Images and layers: import, build, list, remove.
 
-use super::delete_each;
 use super::transfer::Upload;
+use super::{build, delete_each};
 use crate::cli::{ImageCommand, ImportArgs, KindArg, LayerCommand};
 use crate::client::{ApiError, Client, Lines, fetch, send};
 use crate::output::{bytes, print_json, print_json_line, print_line, print_table, printable};
@@ -21,6 +21,7 @@ use std::time::Duration;
 pub async fn image(client: &Client, command: &ImageCommand, json: bool) -> anyhow::Result<ExitCode> {
     match command {
         ImageCommand::Import(args) => import(client, args, json).await?,
+        ImageCommand::Build(args) => build::build(client, args, json).await?,
         ImageCommand::Ls => {
             let list: ImageList = fetch(client.get(&["v1", "images"])).await?;
             if json {

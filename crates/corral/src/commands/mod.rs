@@ -1,5 +1,6 @@
 //! The client's commands, a file for each group.
 
+mod build;
 mod copy;
 mod environments;
 mod events;

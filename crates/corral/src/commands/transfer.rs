@@ -44,10 +44,15 @@ impl Upload {
 
     /// A directory's content as a tar stream. Links are kept, ownership is as on disk.
     pub fn directory(path: PathBuf) -> Self {
+        Self::written(move |pipe| pack(&path, pipe))
+    }
+
+    /// What blocking work writes.
+    pub fn written(work: impl FnOnce(&mut Pipe) -> io::Result<()> + Send + 'static) -> Self {
         let (sender, receiver) = mpsc::channel::<io::Result<Bytes>>(PIECES);
         tokio::task::spawn_blocking(move || {
             let mut pipe = Pipe { sender: sender.clone(), held: Vec::with_capacity(PIECE_BYTES) };
-            let packed = pack(&path, &mut pipe).and_then(|()| pipe.flush());
+            let packed = work(&mut pipe).and_then(|()| pipe.flush());
             if let Err(error) = packed {
                 // A broken body makes the request fail; the receiver may be gone already.
                 drop(sender.blocking_send(Err(error)));
@@ -81,7 +86,7 @@ fn pack(path: &Path, pipe: &mut Pipe) -> io::Result<()> {
 }
 
 /// A writer that hands pieces to a request body and waits while it is behind.
-struct Pipe {
+pub struct Pipe {
     sender: mpsc::Sender<io::Result<Bytes>>,
     held: Vec<u8>,
 }

@@ -76,7 +76,11 @@ async fn serve(
     let tls = args.tls_cert.clone().zip(args.tls_key.clone()).map(|(cert, key)| TlsFiles { cert, key });
     let url = url_of(listener.local_addr().context("the listener has no address")?, tls.is_some());
     let access = Access::ensure(&catalogue, &url, credentials)?;
-    let config = GatewayConfig { insecure_listen: args.insecure_listen, ..GatewayConfig::default() };
+    let config = GatewayConfig {
+        insecure_listen: args.insecure_listen,
+        spool_dir: data.path().join("spool"),
+        ..GatewayConfig::default()
+    };
     let address = NodeAddress::Unix(node.socket.clone());
     let gateway = Gateway::new(config, catalogue, [(node.id.clone(), address)]);
     announce(&url, &access, data, &node, json)?;

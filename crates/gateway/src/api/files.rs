@@ -6,7 +6,7 @@ use crate::refusal::Answer;
 use crate::state::Gw;
 use axum::extract::{Request, State};
 use corral_api::files::{DirectoryPage, FileStatus, MkdirRequest, MoveRequest, WatchEvent};
-use corral_api::query::{FileListQuery, FileQuery, FileTreeQuery, FileWrite};
+use corral_api::query::{FileListQuery, FileQuery, FileTreeQuery, FileWrite, TarWrite};
 use utoipa_axum::{router::OpenApiRouter, routes};
 
 pub fn routes() -> OpenApiRouter<Gw> {
@@ -80,10 +80,10 @@ async fn read_tar(State(gw): State<Gw>, _query: Valid<FileQuery>, request: Reque
 }
 
 /// Unpack a tar stream in a directory.
-#[utoipa::path(put, path = "/v1/sandboxes/{id}/files/tar", tag = "files", params(FileQuery),
+#[utoipa::path(put, path = "/v1/sandboxes/{id}/files/tar", tag = "files", params(TarWrite),
     request_body(content = Octets, content_type = "application/x-tar"),
     responses((status = 204, description = "Unpacked")))]
-async fn write_tar(State(gw): State<Gw>, _query: Valid<FileQuery>, request: Request) -> Answer {
+async fn write_tar(State(gw): State<Gw>, _query: Valid<TarWrite>, request: Request) -> Answer {
     gw.forward(request).await
 }
 

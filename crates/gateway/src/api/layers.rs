@@ -64,7 +64,7 @@ async fn remove(State(gw): State<Gw>, caller: Caller, Name(text): Name) -> Answe
 
 /// Deletes a layer from the catalogue, so that nothing new can refer to it, and then from the nodes. Its record comes
 /// back when a node still needs it or does not answer.
-pub(super) async fn delete(gw: &Gw, caller: &Caller, digest: Digest) -> Result<(), Refusal> {
+pub async fn delete(gw: &Gw, caller: &Caller, digest: Digest) -> Result<(), Refusal> {
     let project = caller.project_id.clone();
     let record = gw.catalogue(move |c| c.delete_layer(&project, &digest)).await?;
     let deleted = delete_on_nodes(gw, caller, digest).await;

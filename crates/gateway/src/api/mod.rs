@@ -1,5 +1,6 @@
 //! The handlers, a file for each part of the API. What a node answers is checked here and forwarded.
 
+mod builds;
 mod commands;
 mod environments;
 mod files;
@@ -10,6 +11,8 @@ mod layers;
 mod sandboxes;
 mod sessions;
 mod system;
+
+pub use layers::delete as delete_layer;
 
 use crate::state::Gw;
 use utoipa_axum::router::OpenApiRouter;
@@ -22,6 +25,7 @@ pub fn routes() -> OpenApiRouter<Gw> {
         .merge(sessions::routes())
         .merge(files::routes())
         .merge(images::routes())
+        .merge(builds::routes())
         .merge(layers::routes())
         .merge(environments::routes())
         .merge(keys::routes())

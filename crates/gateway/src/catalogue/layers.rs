@@ -1,6 +1,6 @@
 //! Layers: what is stored on the nodes and what refers to it.
 
-use super::{Catalogue, CatalogueError, NOW};
+use super::{Catalogue, CatalogueError, NOW, build_cache};
 use corral_api::digest::Digest;
 use corral_api::image::LayerRecord;
 use rusqlite::{Connection, OptionalExtension as _};
@@ -129,6 +129,7 @@ impl Catalogue {
             if let Some(by) = user_of(tx, project, digest)? {
                 return Err(CatalogueError::InUse { what: "layer", name, by });
             }
+            build_cache::forget(tx, project, digest)?;
             tx.execute("DELETE FROM layers WHERE project_id = ?1 AND digest = ?2", (project, &name))
                 .map_err(|source| CatalogueError::Sql { op: "deleting a layer", source })?;
             Ok(record)

@@ -3,6 +3,7 @@
 //! Every record belongs to a project. Calls block for the length of a database access, so that async code runs them on
 //! the blocking pool; what each request needs (its key and its environment) is answered from bounded memory.
 
+mod build_cache;
 mod cached;
 mod compose;
 mod environments;
@@ -12,6 +13,7 @@ mod keys;
 mod layers;
 mod resolve;
 
+pub use build_cache::MAX_ENTRIES as MAX_BUILT_STEPS;
 pub use error::CatalogueError;
 pub use keys::VerifiedKey;
 
@@ -23,6 +25,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 const SCHEMA: &str = include_str!("schema.sql");
+const BUILD_CACHE: &str = include_str!("build_cache.sql");
 const SCHEMA_VERSION: i64 = 1;
 /// Keys and environments kept in memory.
 const CACHED: usize = 4096;
@@ -76,6 +79,7 @@ impl Catalogue {
                 return Err(CatalogueError::Version { path: path.into(), found: other, known: SCHEMA_VERSION });
             }
         }
+        connection.execute_batch(BUILD_CACHE).map_err(open)?;
         Ok(Self { connection: Mutex::new(connection), verified: Cached::new(CACHED), resolved: Cached::new(CACHED) })
     }
 
@@ -90,12 +94,22 @@ impl Catalogue {
         op: &'static str,
         work: impl FnOnce(&rusqlite::Transaction<'_>) -> Result<T, CatalogueError>,
     ) -> Result<T, CatalogueError> {
+        let value = self.write_unseen(op, work)?;
+        self.resolved.clear();
+        Ok(value)
+    }
+
+    /// Runs a write that no environment depends on in one transaction.
+    fn write_unseen<T>(
+        &self,
+        op: &'static str,
+        work: impl FnOnce(&rusqlite::Transaction<'_>) -> Result<T, CatalogueError>,
+    ) -> Result<T, CatalogueError> {
         let sql = |source| CatalogueError::Sql { op, source };
         let mut connection = self.connection();
         let tx = connection.transaction_with_behavior(rusqlite::TransactionBehavior::Immediate).map_err(sql)?;
         let value = work(&tx)?;
         tx.commit().map_err(sql)?;
-        self.resolved.clear();
         Ok(value)
     }
 }

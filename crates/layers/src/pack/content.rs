@@ -72,10 +72,9 @@ impl<'a> Content<'a> {
         self.out.write_all(&[0; BLOCK as usize][..padded as usize - piece.len()])?;
         let too_large = || io::Error::new(io::ErrorKind::FileTooLarge, "a layer's data has at most 16 TiB");
         self.next_block = block.checked_add((padded / BLOCK) as u32).ok_or_else(too_large)?;
-        if self.next_block - self.told_at >= MUCH {
+        // One that is busy hears of it with a later chunk.
+        if self.next_block - self.told_at >= MUCH && self.enough.try_send(()).is_ok() {
             self.told_at = self.next_block;
-            // One that is busy hears of it in the end.
-            let _ = self.enough.try_send(());
         }
         self.chunks.push(key);
         self.known.insert(key, block);

@@ -13,7 +13,7 @@ use axum::response::IntoResponse;
 use axum::response::sse::{Event, KeepAlive, Sse};
 use corral_api::files::{DirectoryPage, FileStatus, MkdirRequest, MoveRequest, WatchEvent};
 use corral_api::problem::{ErrorKind, Problem};
-use corral_api::query::{FileListQuery, FileQuery, FileTreeQuery, FileWrite};
+use corral_api::query::{FileListQuery, FileQuery, FileTreeQuery, FileWrite, TarWrite};
 use corral_guest::protocol::Op;
 use corral_runtime::container::files::FileWorker;
 use futures_util::{Stream, StreamExt};
@@ -270,12 +270,13 @@ pub async fn tar_out(State(core): Node, Live(sandbox): Live, Params(query): Para
 pub async fn tar_in(
     State(core): Node,
     Live(sandbox): Live,
-    Params(query): Params<FileQuery>,
+    Params(query): Params<TarWrite>,
     request: Request,
 ) -> Answer {
     check(&query.path)?;
-    let FileQuery { path, user } = query;
-    let (worker, _activity) = begin(&core, &sandbox, user.as_deref(), |abs| Op::TarIn { path: abs(path) }).await?;
+    let TarWrite { path, user, owners } = query;
+    let (worker, _activity) =
+        begin(&core, &sandbox, user.as_deref(), |abs| Op::TarIn { path: abs(path), owners }).await?;
     put(&core, &sandbox, worker, request).await?;
     Ok(no_content())
 }

@@ -15,6 +15,7 @@ from ._async.pty import AsyncPty
 from ._async.sandbox import AsyncSandbox
 from ._async.sessions import AsyncSession
 from ._errors import (
+    BuildFailed,
     CommandFailed,
     CommandNotStarted,
     CommandTimeout,
@@ -51,6 +52,7 @@ from ._sync.pty import Pty
 from ._sync.sandbox import Sandbox
 from ._sync.sessions import Session
 from ._types import (
+    BuildProgress,
     Cause,
     Change,
     Checkpoint,
@@ -100,6 +102,8 @@ __all__ = [
     "AsyncPty",
     "AsyncSandbox",
     "AsyncSession",
+    "BuildFailed",
+    "BuildProgress",
     "Cause",
     "Change",
     "Checkpoint",

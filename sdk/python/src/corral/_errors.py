@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from ._types import ExecResult
 
 __all__ = [
+    "BuildFailed",
     "CommandFailed",
     "CommandNotStarted",
     "CommandTimeout",
@@ -169,6 +170,18 @@ class InvalidImage(CorralError):
     default_kind = "invalid_image"
 
 
+class BuildFailed(CorralError):
+    """A step of a build failed."""
+
+    default_kind = "build_failed"
+    number: int | None = None
+    """Number of the step."""
+    exit_code: int | None = None
+    """Exit status of its command, as a shell reports it."""
+    output: str | None = None
+    """The end of what it wrote."""
+
+
 class DigestMismatch(InvalidImage):
     """Content does not have the digest it was named by."""
 
@@ -268,6 +281,7 @@ _BY_KIND: dict[str, type[CorralError]] = {
         SandboxEnded,
         TooLarge,
         InvalidImage,
+        BuildFailed,
         DigestMismatch,
         PermissionDenied,
         DiskFull,

@@ -5,15 +5,16 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from .. import _tar
-from .._errors import ConnectionFailed, ProtocolError, error_of
+from .._errors import BuildFailed, ConnectionFailed, ProtocolError, error_of
 from .._lines import LineSplitter
 from .._requests import Request, parse, path, query
 from .._retry import Repeat
 from .._types import (
+    BuildProgress,
     EnvironmentRecord,
     EnvironmentSpec,
     ImageDiff,
@@ -22,6 +23,7 @@ from .._types import (
     KeyRecord,
     LayerKind,
     LayerRecord,
+    Limits,
     NewKey,
     NodeStatus,
     decode,
@@ -31,6 +33,7 @@ from . import _backend
 from ._transport import Transport, chunks
 
 OnProgress = Callable[[ImportProgress], None]
+OnBuildProgress = Callable[[BuildProgress], None]
 _TAR = {"content-type": "application/x-tar"}
 
 
@@ -40,12 +43,19 @@ def _file(source: str | os.PathLike[str]) -> Iterator[bytes]:
             yield chunk
 
 
+def _pieces(data: bytes) -> Iterator[bytes]:
+    for at in range(0, len(data), 1 << 20):
+        yield data[at : at + (1 << 20)]
+
+
 def _tar_of(source: str | os.PathLike[str]) -> Iterator[bytes]:
     return _tar.pack(source) if os.path.isdir(source) else _file(source)
 
 
-def _import(transport: Transport, request: Request, on_progress: OnProgress | None) -> dict[str, Any]:
-    """Follows an import to its last line."""
+def _follow(
+    transport: Transport, request: Request, on_event: Callable[[dict[str, Any]], None], what: str
+) -> dict[str, Any]:
+    """Follows an import or build to its last line."""
     lines = LineSplitter()
     with transport.stream(request) as response:
         for chunk in chunks(response, transport.endpoint.url):
@@ -54,12 +64,23 @@ def _import(transport: Transport, request: Request, on_progress: OnProgress | No
                     continue
                 event: dict[str, Any] = parse(line)
                 if event.get("event") == "failed":
-                    raise error_of(event.get("problem") or {})
-                if on_progress is not None:
-                    on_progress(decode(ImportProgress, event))
+                    error = error_of(event.get("problem") or {})
+                    if isinstance(error, BuildFailed):
+                        error.number, error.exit_code = event.get("number"), event.get("exit_code")
+                        error.output = event.get("output")
+                    raise error
+                on_event(event)
                 if event.get("event") in {"imported", "built"}:
                     return event
-    raise ConnectionFailed("the import broke off before its end", retryable=True)
+    raise ConnectionFailed(f"the {what} broke off before its end", retryable=True)
+
+
+def _import(transport: Transport, request: Request, on_progress: OnProgress | None) -> dict[str, Any]:
+    def told(event: dict[str, Any]) -> None:
+        if on_progress is not None:
+            on_progress(decode(ImportProgress, event))
+
+    return _follow(transport, request, told, "import")
 
 
 class Images:
@@ -117,6 +138,48 @@ class Images:
             read_timeout=None,
         )
         return self._record(_import(self._transport, request, on_progress))
+
+    def build(
+        self,
+        context: str | os.PathLike[str] | bytes,
+        name: str,
+        *,
+        dockerfile: str | None = None,
+        build_args: Mapping[str, str] | None = None,
+        target: str | None = None,
+        no_cache: bool = False,
+        limits: Limits | None = None,
+        on_progress: OnBuildProgress | None = None,
+    ) -> ImageRecord:
+        """Builds an image from a Dockerfile.
+
+        ``context`` is a directory, a tar file (plain, gzip or zstd), or the bytes of one; ``dockerfile`` is a path in
+        it. ``FROM`` names images that were imported. Steps run in sandboxes with ``limits``, without a network; their
+        results are kept, so that a build that repeats them runs nothing. What ``.dockerignore`` names takes no part.
+
+        A step that fails raises :class:`BuildFailed`.
+        """
+        args = [f"{key}={value}" for key, value in (build_args or {}).items()]
+        params = query(dockerfile=dockerfile, target=target, no_cache=no_cache or None, build_arg=args or None)
+        if limits is not None:
+            params |= {name: getattr(limits, name) for name in ("memory_mib", "cpus", "pids", "disk_mib")}
+        source = context
+        request = Request(
+            "PUT",
+            f"{path('images', name)}/build",
+            params=params,
+            body=lambda: _backend.from_iterator(
+                lambda: _pieces(source) if isinstance(source, bytes) else _tar_of(source)
+            ),
+            headers=_TAR,
+            read_timeout=None,
+        )
+
+        def told(event: dict[str, Any]) -> None:
+            if on_progress is not None:
+                on_progress(decode(BuildProgress, event))
+
+        return self._record(_follow(self._transport, request, told, "build"))
 
     @staticmethod
     def _record(event: dict[str, Any]) -> ImageRecord:

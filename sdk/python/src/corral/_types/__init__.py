@@ -2,6 +2,7 @@
 
 from ._wire import decode, decode_outcome, decode_result, milliseconds, output_bytes, parse_time, to_wire
 from .catalogue import (
+    BuildProgress,
     Change,
     DiffEntry,
     EnvironmentRecord,
@@ -34,6 +35,7 @@ from .sandboxes import (
 from .system import NodeStatus, VersionInfo
 
 __all__ = [
+    "BuildProgress",
     "Cause",
     "Change",
     "Checkpoint",

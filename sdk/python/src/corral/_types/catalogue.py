@@ -157,6 +157,28 @@ class ImportProgress:
 
 
 @dataclass(frozen=True, slots=True)
+class BuildProgress:
+    """One line of a build."""
+
+    event: str
+    """``step``, ``output``, ``note`` or ``imported``."""
+    number: int = 0
+    """Number of the step, for ``step`` and ``output``."""
+    total: int = 0
+    """How many steps there are."""
+    line: int = 0
+    """Line of the step in the Dockerfile."""
+    text: str = ""
+    """The instruction, what its command wrote, or the note."""
+    cached: bool = False
+    """Nothing has to be done for the step: it is about the configuration, or its result was there."""
+    stream: str = ""
+    """``stdout`` or ``stderr``, for ``output``."""
+    image: ImageRecord | None = None
+    """The image, for ``imported``."""
+
+
+@dataclass(frozen=True, slots=True)
 class EnvironmentRecord:
     """A named environment."""
 
