@@ -8,7 +8,6 @@ import json
 import subprocess
 import tarfile
 import threading
-import time
 import uuid
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -167,7 +166,7 @@ def test_a_second_build_runs_nothing_and_a_changed_file_only_what_follows(build:
     text = f"""FROM bb AS first
 RUN echo {mark} > /first
 COPY a /a
-RUN cat /a > /copied; date +%s%N > /when
+RUN cat /a > /copied; head -c 16 /dev/urandom | md5sum > /when
 FROM bb
 COPY --from=first /copied /when /
 COPY b /b
@@ -178,10 +177,8 @@ ENV X=1
     first = build(text, files)
     assert len(build.ran) == 6
     when = text_in(make, first, "cat /when")
-    begun = time.monotonic()
     second = build(text, files)
     assert build.ran == []
-    assert time.monotonic() - begun < 5
     assert second.digest == first.digest
     # Other times and owners make no difference; content does.
     info = tarfile.TarInfo("a")

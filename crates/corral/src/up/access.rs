@@ -2,7 +2,9 @@
 
 use crate::client::{Credentials, read_credentials, write_credentials};
 use corral_gateway::Catalogue;
+use std::net::TcpStream;
 use std::path::PathBuf;
+use std::time::Duration;
 use url::Url;
 
 /// How this gateway is reached.
@@ -16,7 +18,7 @@ pub struct Access {
 
 impl Access {
     /// Makes sure that somebody has a key. The credentials file is kept where its key is good here, or where it is for a
-    /// gateway on another machine.
+    /// gateway on another machine or one that runs on this.
     ///
     /// # Errors
     /// The catalogue fails, or the file cannot be written.
@@ -39,8 +41,8 @@ impl Access {
                 }
                 return Ok(Self { new_key: None, written: Some(path) });
             }
-            if !is_local(&kept.url) {
-                tracing::warn!(path = %path.display(), url = kept.url, "the credentials file is for another gateway and stays");
+            if !is_local(&kept.url) || (kept.url != url && answers(&kept.url)) {
+                tracing::warn!(path = %path.display(), url = kept.url, "the credentials file is for another gateway and stays; --credentials names another file");
                 return Self::first_key(catalogue);
             }
         }
@@ -70,6 +72,13 @@ fn is_local(url: &str) -> bool {
     }
 }
 
+/// Whether something listens there now.
+fn answers(url: &str) -> bool {
+    const PATIENCE: Duration = Duration::from_millis(500);
+    let addresses = Url::parse(url).ok().and_then(|url| url.socket_addrs(|| None).ok()).unwrap_or_default();
+    addresses.iter().any(|address| TcpStream::connect_timeout(address, PATIENCE).is_ok())
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -93,5 +102,22 @@ mod tests {
         assert!(access.new_key.is_some() && access.written.is_none());
         assert!(ensure(&fresh, "http://127.0.0.1:1").new_key.is_none());
         assert_eq!(read_credentials(&path).unwrap().unwrap(), foreign);
+    }
+
+    #[test]
+    fn credentials_of_a_gateway_that_runs_here_stay() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("credentials.json");
+        let running = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let url = format!("http://{}", running.local_addr().unwrap());
+        let other = Credentials { url, key: "key of the other".into() };
+        write_credentials(&path, &other).unwrap();
+        let catalogue = Catalogue::in_memory().unwrap();
+        let ensure = || Access::ensure(&catalogue, "http://127.0.0.1:1", Ok(path.clone())).unwrap();
+        let access = ensure();
+        assert!(access.new_key.is_some() && access.written.is_none());
+        assert_eq!(read_credentials(&path).unwrap().unwrap(), other);
+        drop(running);
+        assert!(ensure().written.is_some(), "it has ended: its credentials are worth nothing");
     }
 }
