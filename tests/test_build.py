@@ -436,7 +436,9 @@ def test_a_client_that_hangs_up_leaves_nothing(server: Server, client: corral.Cl
         server.http() as http,
         http.stream("PUT", "/v1/images/cancelled/build?memory_mib=64", content=context) as answer,
     ):
-        for line in answer.iter_lines():
+        # Held on to: the connection is closed with the iterator.
+        lines = answer.iter_lines()
+        for line in lines:
             if "begun" in json.loads(line).get("text", "") and json.loads(line)["event"] == "output":
                 break
         until(lambda: len(sandbox_cgroups(server.node_id) - before) == 1, 10, "the build has one sandbox")
@@ -522,11 +524,12 @@ def test_a_build_that_is_cut_off_is_swept_up(tmp_path: Path) -> None:
     with with_busybox(made, tmp_path) as client:
         context = tar_of({"Dockerfile": b"FROM bb\nRUN echo begun; sleep 1000\n"})
         with made.http() as http, http.stream("PUT", "/v1/images/x/build?memory_mib=64", content=context) as answer:
-            for line in answer.iter_lines():
+            # Held on to: the connection is closed with the iterator.
+            lines = answer.iter_lines()
+            for line in lines:
                 assert json.loads(line)["event"] != "failed", line
                 if json.loads(line)["event"] == "output":
                     break
-            # A look through control groups can miss one while others come and go beside it.
             until(lambda: len(sandbox_cgroups(made.node_id)) == 1, 10, "the build has one sandbox")
             made.kill()
         made.start()
