@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import pytest
 
 import corral
 from conftest import SMALL, Make
-from support import Server, until, with_busybox
+from support import Server, cgroups, until, with_busybox
 
 WRITE = r"""
 set -e
@@ -297,6 +298,38 @@ def test_checkpoints_are_bounded(box: corral.Sandbox) -> None:
         box.checkpoint()
     box.drop_checkpoint(64)
     assert box.checkpoint().number == 64
+
+
+def test_commands_that_meet_a_rollback_wait_for_it(box: corral.Sandbox) -> None:
+    checkpoint = box.checkpoint()
+    box.exec("echo gone > /tmp/gone", check=True)
+    with ThreadPoolExecutor(8) as pool:
+        for _ in range(3):
+            back = pool.submit(box.rollback, checkpoint)
+            seen = [pool.submit(box.exec, "echo here") for _ in range(6)]
+            back.result(60)
+            # One that was there before ended with it; none is told that the sandbox has ended.
+            for result in (one.result(60) for one in seen):
+                assert result.stdout == "here\n" or result.outcome.type == corral.OutcomeType.ROLLED_BACK, result
+    assert not box.files.exists("/tmp/gone")
+
+
+def test_what_stood_still_for_a_copy_goes_on_after_a_restart(tmp_path: Path) -> None:
+    server = Server(False)
+    with with_busybox(server, tmp_path) as client:
+        copied, paused = (client.sandboxes.create("bb", limits=SMALL) for _ in range(2))
+        writer = copied.start("n=0; while :; do n=$((n+1)); echo $n; sleep 0.05; done")
+        paused.pause()
+        server.kill()
+        # As the kill of a daemon leaves a sandbox that is being copied.
+        for directory in cgroups(copied.id):
+            if (Path(directory) / "cgroup.freeze").exists():
+                (Path(directory) / "cgroup.freeze").write_text("1")
+        server.start()
+        assert copied.refresh().state == corral.State.RUNNING
+        size = len(writer.output())
+        until(lambda: len(writer.output()) > size + 20, 20, "the command goes on")
+        assert paused.refresh().state == corral.State.PAUSED
 
 
 def test_checkpoints_survive_the_daemon(tmp_path: Path) -> None:

@@ -171,15 +171,16 @@ impl Core {
             }
         };
         if end.is_none() {
-            let frozen = cgroup::is_frozen(self.containers.cgroups(), sandbox.id.as_str());
+            // What stood still for a copy when the node died, or was being paused or resumed, goes on.
+            let frozen = state == State::Paused && cgroup::is_frozen(self.containers.cgroups(), sandbox.id.as_str());
+            if !frozen && let Err(error) = self.containers.set_frozen(&sandbox.id, false).await {
+                tracing::error!(sandbox_id = %sandbox.id, error = %crate::error::chain(&error), "a sandbox cannot be thawed");
+            }
             let state = if frozen { State::Paused } else { State::Running };
             if sandbox.state() != state {
                 // A start or a thaw that was done but not recorded.
                 if sandbox.state() == State::Pending {
                     self.set_state(&sandbox, State::Starting);
-                }
-                if sandbox.state() == State::Starting && frozen {
-                    self.set_state(&sandbox, State::Running);
                 }
                 self.set_state(&sandbox, state);
             }

@@ -121,17 +121,17 @@ impl Core {
             return Err(crate::node::ended_problem(&sandbox.record_with_end()));
         }
         find(sandbox, number)?;
-        let started = {
-            // Nothing is started in it meanwhile.
-            let _alone = sandbox.gate.write().await;
-            sandbox.lock().rolling_back = true;
-            let cleared = self.clear(sandbox).await;
-            sandbox.lock().rolling_back = false;
-            cleared
-        };
-        let started = match started {
-            Ok(()) => self.start(sandbox, Some(name_of(&sandbox.id, number))).await,
-            Err(problem) => Err(problem),
+        // What wants to start in it meanwhile waits until it runs again.
+        let alone = sandbox.gate.write().await;
+        sandbox.lock().rolling_back = true;
+        let cleared = self.clear(sandbox).await;
+        sandbox.lock().rolling_back = false;
+        let started = match cleared {
+            Ok(()) => self.start(sandbox, Some(name_of(&sandbox.id, number)), Some(alone)).await,
+            Err(problem) => {
+                drop(alone);
+                Err(problem)
+            }
         };
         drop(lifecycle);
         match started {

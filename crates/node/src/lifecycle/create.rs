@@ -13,6 +13,7 @@ use corral_runtime::container::ContainerSpec;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Instant;
+use tokio::sync::RwLockWriteGuard;
 
 /// A full disk is not emptied at once.
 const DISK_RETRY_AFTER_MS: u64 = 5000;
@@ -193,7 +194,7 @@ impl Core {
         }
         self.events.record(&self.ledger, &id, EventKind::State { state: State::Pending, end: None }, changes);
 
-        let started = self.start(&sandbox, from).await;
+        let started = self.start(&sandbox, from, None).await;
         drop(lifecycle);
         drop(place);
         match started {
@@ -211,7 +212,12 @@ impl Core {
     }
 
     /// Starts an admitted sandbox, or again one that was rolled back, with a writable layer that begins as `from`.
-    pub(super) async fn start(self: &Arc<Self>, sandbox: &Arc<Sandbox>, from: Option<String>) -> Result<(), Problem> {
+    pub(super) async fn start(
+        self: &Arc<Self>,
+        sandbox: &Arc<Sandbox>,
+        from: Option<String>,
+        alone: Option<RwLockWriteGuard<'_, ()>>,
+    ) -> Result<(), Problem> {
         let _slot = self.starts.acquire().await.map_err(|_| overloaded("the node is ending"))?;
         self.set_state(sandbox, State::Starting);
         // The intent is in the ledger before anything of the sandbox exists.
@@ -247,6 +253,7 @@ impl Core {
         let entrypoint = Entrypoint::enlist(sandbox);
         self.set_state(sandbox, State::Running);
         sandbox.touch();
+        drop(alone);
         if let Some(entrypoint) = entrypoint {
             self.start_entrypoint(sandbox, entrypoint).await;
         }
