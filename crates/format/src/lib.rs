@@ -1,7 +1,8 @@
 //! The layer format: what is described in `docs/layer-format.md`, byte for byte, and no I/O.
 //!
 //! [`erofs`] writes metadata images, [`manifest`] names a layer's content, [`places`] tells where chunks lie in a shared
-//! store, [`trace`] which were read first, [`presence`] which are on this node.
+//! store, [`trace`] which were read first, [`presence`] which are on this node;
+//! [`unpack`] takes chunks out of what is stored of them.
 #![forbid(unsafe_code)]
 
 pub mod erofs;
@@ -10,6 +11,7 @@ pub mod places;
 pub mod presence;
 mod read;
 pub mod trace;
+pub mod unpack;
 
 /// Bytes of a block: chunks begin at its multiples.
 pub const BLOCK: u64 = 4096;

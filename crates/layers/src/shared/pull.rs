@@ -5,6 +5,7 @@ use crate::store::LayerFiles;
 use corral_api::digest::Digest;
 use corral_format::manifest::{Chunk, Manifest};
 use corral_format::places::{Place, Places};
+use corral_format::unpack::Unpacker;
 use futures_util::TryStreamExt as _;
 use std::fs::{File, OpenOptions};
 use std::os::unix::fs::FileExt;
@@ -82,19 +83,13 @@ impl SharedLayers {
         let bytes = self.store.get_range(&key, run.from..run.to).await.map_err(SharedError::Remote)?;
         let digest = *digest;
         self.blocking(move |this| {
+            let (mut unpacker, mut content) = (Unpacker::default(), Vec::new());
             for (chunk, place) in &run.chunks {
                 let at = (place.offset - run.from) as usize;
                 let stored = &bytes[at..at + place.stored as usize];
-                let damaged = |reason: &str| SharedError::Damaged { digest, reason: reason.to_owned() };
-                let content = if place.stored == chunk.len {
-                    stored.to_vec()
-                } else {
-                    zstd::bulk::decompress(stored, chunk.len as usize)
-                        .map_err(|_| damaged("a chunk cannot be unpacked"))?
-                };
-                if content.len() != chunk.len as usize || *blake3::hash(&content).as_bytes() != chunk.hash {
-                    return Err(damaged("a chunk is not what the manifest names"));
-                }
+                unpacker
+                    .unpack(chunk, *place, stored, &mut content)
+                    .map_err(|e| SharedError::Damaged { digest, reason: e.to_string() })?;
                 file.write_all_at(&content, chunk.offset)
                     .map_err(|e| SharedError::io("write", this.local.dir_of(&digest), e))?;
             }

@@ -5,14 +5,14 @@ use super::runs::{self, Placed};
 use super::source::SourceError;
 use super::{FetchError, Want};
 use crate::control::Event;
+use crate::layer::Layer;
 use crate::layer::flights::{Claim, Flights};
 use crate::layer::map::State;
-use crate::layer::{Layer, is_chunk};
 use crate::server::Core;
 use bytes::Bytes;
 use corral_format::CHUNK;
-use corral_format::manifest::Chunk;
-use corral_format::places::{Place, Places};
+use corral_format::places::Places;
+use corral_format::unpack::Unpacker;
 use corral_store::Key;
 use std::sync::Arc;
 use std::time::Duration;
@@ -174,7 +174,7 @@ pub(crate) async fn pass_through(
         let run = [Placed { item: chunk, place }];
         let bytes = read(core, layer, &places, &run, want).await.map_err(failed)?;
         let mut buffer = Vec::new();
-        if raw_of(layer.chunk(chunk), place, &bytes, &mut buffer, &mut None).is_some() {
+        if Unpacker::default().unpack(layer.chunk(chunk), place, &bytes, &mut buffer).is_ok() {
             return Ok(buffer);
         }
         layer.stats.wrong_answer();
@@ -227,12 +227,12 @@ async fn unpack(layer: &Arc<Layer>, run: Vec<Placed<Claim>>, bytes: Bytes) -> Ve
 fn unpack_now(layer: &Layer, run: Vec<Placed<Claim>>, bytes: &[u8]) -> Vec<Claim> {
     let begin = run.first().map_or(0, |c| c.place.offset);
     let (mut wrong, mut buffer) = (Vec::new(), Vec::with_capacity(CHUNK as usize));
-    let mut decompressor = None;
+    let mut unpacker = Unpacker::default();
     for Placed { item: claim, place } in run {
         let chunk = layer.chunk(claim.chunk);
         let from = (place.offset - begin) as usize;
         let stored = bytes.get(from..from + place.stored as usize);
-        if stored.and_then(|stored| raw_of(chunk, place, stored, &mut buffer, &mut decompressor)).is_none() {
+        if stored.is_none_or(|stored| unpacker.unpack(chunk, place, stored, &mut buffer).is_err()) {
             layer.stats.wrong_answer();
             wrong.push(claim);
             continue;
@@ -247,31 +247,6 @@ fn unpack_now(layer: &Layer, run: Vec<Placed<Claim>>, bytes: &[u8]) -> Vec<Claim
         }
     }
     wrong
-}
-
-/// Puts the content of a chunk into the buffer, if what was read holds it.
-fn raw_of<'a>(
-    chunk: &Chunk,
-    place: Place,
-    stored: &[u8],
-    buffer: &'a mut Vec<u8>,
-    decompressor: &mut Option<zstd::bulk::Decompressor<'static>>,
-) -> Option<&'a [u8]> {
-    let length = chunk.len as usize;
-    buffer.clear();
-    if place.stored == chunk.len {
-        buffer.extend_from_slice(stored);
-    } else {
-        buffer.resize(length, 0);
-        let unpacker = match decompressor {
-            Some(unpacker) => unpacker,
-            None => decompressor.insert(zstd::bulk::Decompressor::new().ok()?),
-        };
-        // Never more than the chunk has, whatever the frame says.
-        let written = unpacker.decompress_to_buffer(stored, &mut buffer[..]).ok()?;
-        buffer.truncate(written);
-    }
-    (buffer.len() == length && is_chunk(chunk, buffer)).then_some(&buffer[..])
 }
 
 /// Where the layer's chunks lie: from here, or from the store where these are missing or led nowhere.

@@ -177,7 +177,7 @@ fn padded(chunk: &Chunk) -> usize {
 }
 
 /// Whether bytes are a chunk; what is beyond its length must be zero.
-pub(crate) fn is_chunk(chunk: &Chunk, bytes: &[u8]) -> bool {
+fn is_chunk(chunk: &Chunk, bytes: &[u8]) -> bool {
     let Some((content, padding)) = bytes.split_at_checked(chunk.len as usize) else { return false };
     *blake3::hash(content).as_bytes() == chunk.hash && padding.iter().all(|b| *b == 0)
 }
