@@ -107,6 +107,20 @@ pub struct ImageRecord {
 }
 
 impl ImageRecord {
+    /// An image of these layers, lowest first, that was made here.
+    pub fn new(name: String, config: ImageConfig, layers: Vec<LayerRecord>) -> Self {
+        Self {
+            name,
+            digest: Self::digest_of(&config, &layers),
+            source_digest: None,
+            platform: "linux/amd64".to_owned(),
+            config,
+            size_bytes: layers.iter().map(|l| l.size_bytes).sum(),
+            layers,
+            snapshot: None,
+        }
+    }
+
     /// Digest over the canonical JSON of the configuration and the layers' digests: two imports of one image agree.
     pub fn digest_of(config: &ImageConfig, layers: &[LayerRecord]) -> Digest {
         let digests: Vec<Digest> = layers.iter().map(|l| l.digest).collect();

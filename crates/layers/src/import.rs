@@ -202,15 +202,9 @@ pub(crate) fn without_repeats(layers: Vec<LayerRecord>) -> Vec<LayerRecord> {
 }
 
 fn image_record(image: OpenedImage, options: &ImportOptions, layers: Vec<LayerRecord>) -> ImageRecord {
-    let digest = ImageRecord::digest_of(&image.config, &layers);
     ImageRecord {
-        name: options.name.clone(),
-        digest,
         source_digest: image.source_digest,
         platform: image.platform,
-        config: image.config,
-        size_bytes: layers.iter().map(|l| l.size_bytes).sum(),
-        layers,
-        snapshot: None,
+        ..ImageRecord::new(options.name.clone(), image.config, layers)
     }
 }

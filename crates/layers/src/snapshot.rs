@@ -53,16 +53,6 @@ impl LayerStore {
     ) -> Result<ImageRecord, ImportError> {
         let mut layers = below.iter().map(|d| self.get(d)).collect::<Result<Vec<_>, _>>()?;
         layers.push(top.clone());
-        let layers = without_repeats(layers);
-        Ok(ImageRecord {
-            name: String::new(),
-            digest: ImageRecord::digest_of(&config, &layers),
-            source_digest: None,
-            platform: "linux/amd64".to_owned(),
-            config,
-            size_bytes: layers.iter().map(|l| l.size_bytes).sum(),
-            layers,
-            snapshot: None,
-        })
+        Ok(ImageRecord::new(String::new(), config, without_repeats(layers)))
     }
 }

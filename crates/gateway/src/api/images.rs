@@ -80,12 +80,7 @@ async fn get(State(gw): State<Gw>, caller: Caller, Name(name): Name) -> Answer {
 async fn remove(State(gw): State<Gw>, caller: Caller, Name(name): Name) -> Answer {
     let project = caller.project_id.clone();
     let orphans = gw.catalogue(move |c| c.delete_image(&project, &name)).await?;
-    for digest in orphans {
-        // A layer that a sandbox still uses stays listed, to be deleted later.
-        if let Err(refusal) = layers::delete(&gw, &caller, digest).await {
-            tracing::debug!(%digest, kind = %refusal.problem.kind, "a layer of a deleted image stays");
-        }
-    }
+    layers::delete_orphans(&gw, &caller, orphans).await;
     Ok(StatusCode::NO_CONTENT.into_response())
 }
 

@@ -64,7 +64,7 @@ async fn remove(State(gw): State<Gw>, caller: Caller, Name(text): Name) -> Answe
 
 /// Deletes a layer from the catalogue, so that nothing new can refer to it, and then from the nodes. Its record comes
 /// back when a node still needs it or does not answer.
-pub async fn delete(gw: &Gw, caller: &Caller, digest: Digest) -> Result<(), Refusal> {
+async fn delete(gw: &Gw, caller: &Caller, digest: Digest) -> Result<(), Refusal> {
     let project = caller.project_id.clone();
     let record = gw.catalogue(move |c| c.delete_layer(&project, &digest)).await?;
     let deleted = delete_on_nodes(gw, caller, digest).await;
@@ -73,6 +73,15 @@ pub async fn delete(gw: &Gw, caller: &Caller, digest: Digest) -> Result<(), Refu
         gw.catalogue(move |c| c.put_layer(&project, &record)).await?;
     }
     deleted
+}
+
+/// Deletes layers that nothing refers to any more. One that a sandbox still uses stays listed, to be deleted later.
+pub async fn delete_orphans(gw: &Gw, caller: &Caller, orphans: Vec<Digest>) {
+    for digest in orphans {
+        if let Err(refusal) = delete(gw, caller, digest).await {
+            tracing::debug!(%digest, kind = %refusal.problem.kind, "a layer that nothing refers to stays");
+        }
+    }
 }
 
 async fn delete_on_nodes(gw: &Gw, caller: &Caller, digest: Digest) -> Result<(), Refusal> {

@@ -12,7 +12,7 @@ mod sandboxes;
 mod sessions;
 mod system;
 
-pub use layers::delete as delete_layer;
+pub use layers::delete_orphans;
 
 use crate::state::Gw;
 use utoipa_axum::router::OpenApiRouter;

@@ -23,7 +23,7 @@ mod tree;
 
 pub use sweep::sweep;
 
-use crate::catalogue::{CatalogueError, MAX_BUILT_STEPS};
+use crate::catalogue::{CatalogueError, MAX_BUILT_STEPS, MAX_LAYERS};
 use crate::refusal::{Answer, Refusal};
 use crate::state::{Caller, Gw};
 use axum::body::{Body, Bytes};
@@ -49,8 +49,6 @@ use tree::Tree;
 const QUEUE: usize = 256;
 /// When a build that was refused may be tried again.
 const RETRY_AFTER_MS: u64 = 2000;
-/// The most layers of an image, as for environments.
-const MAX_LAYERS: usize = 400;
 
 /// A build that goes on.
 #[derive(Debug)]
@@ -184,16 +182,7 @@ impl Build {
         if layers.len() > MAX_LAYERS {
             return Err(Failure::build(format!("{} layers: at most {MAX_LAYERS} are allowed", layers.len())));
         }
-        let image = ImageRecord {
-            name,
-            digest: ImageRecord::digest_of(&config, &layers),
-            source_digest: None,
-            platform: "linux/amd64".to_owned(),
-            config,
-            size_bytes: layers.iter().map(|l| l.size_bytes).sum(),
-            layers,
-            snapshot: None,
-        };
+        let image = ImageRecord::new(name, config, layers);
         let (project, record) = (self.caller.project_id.clone(), image.clone());
         self.gw.catalogue(move |catalogue| catalogue.put_image(&project, &record)).await?;
         Ok(image)
@@ -215,12 +204,7 @@ impl Build {
         let (project, layers) = (self.caller.project_id.clone(), layers.to_vec());
         let kept =
             move |catalogue: &crate::Catalogue| catalogue.put_built_step(&project, &key, &layers, MAX_BUILT_STEPS);
-        for digest in self.gw.catalogue(kept).await? {
-            // One that a sandbox uses stays listed, to be deleted later.
-            if let Err(refusal) = crate::api::delete_layer(&self.gw, &self.caller, digest).await {
-                tracing::debug!(%digest, kind = %refusal.problem.kind, "a layer of the build cache stays");
-            }
-        }
+        crate::api::delete_orphans(&self.gw, &self.caller, self.gw.catalogue(kept).await?).await;
         Ok(())
     }
 }

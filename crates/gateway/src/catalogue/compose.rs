@@ -5,7 +5,7 @@ use corral_api::environment::{EnvironmentSpec, ResolvedEnvironment};
 use rusqlite::Connection;
 
 /// The most layers of an environment, so that no stack fails to mount (overlayfs takes 500 lower layers).
-const MAX_LAYERS: usize = 400;
+pub const MAX_LAYERS: usize = 400;
 
 /// Composes a specification under the name it is shown by.
 pub(super) fn compose(

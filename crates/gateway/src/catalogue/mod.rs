@@ -14,6 +14,7 @@ mod layers;
 mod resolve;
 
 pub use build_cache::MAX_ENTRIES as MAX_BUILT_STEPS;
+pub use compose::MAX_LAYERS;
 pub use error::CatalogueError;
 pub use keys::VerifiedKey;
 
