@@ -12,6 +12,7 @@ BARELAUNCH      the bare launcher; built from its sources where absent
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import shutil
 import signal
@@ -86,11 +87,9 @@ class Bench:
 
     def close(self) -> None:
         """Takes everything away."""
-        try:
-            self.node.remove()
-        finally:
-            self.layers.remove()
-            self.engine.remove()
+        with contextlib.ExitStack() as all_of_it:
+            for arm in (self.engine, self.layers, self.node):
+                all_of_it.callback(arm.remove)
 
     def _create_rate(self) -> float:
         figures = self.node.measure("create", self.sizes.creates, IN_FLIGHT, timeout=300)

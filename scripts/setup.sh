@@ -4,6 +4,7 @@ source "$(dirname "$0")/lib.sh"
 
 packages=(
   btrfs-progs        # the space for writable layers
+  erofs-utils        # mkfs.erofs, against which the bench reads
   busybox-static     # small images of the tests
   mmdebstrap         # Debian base images of the demo and the tests
   skopeo docker-registry  # the tests import from a real registry
