@@ -12,6 +12,7 @@ use corral_sys::{identity, process};
 use rustix::fs::{CWD, MemfdFlags, Mode, OFlags, SealFlags};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 use std::os::fd::{AsRawFd, OwnedFd};
+use std::path::Path;
 
 const USAGE: &str = "usage: corral-keeper SOCKET INIT GUEST BUILD
 The node agent starts this program; it is of no use by hand.";
@@ -136,10 +137,16 @@ fn sealed_copy(path: &str) -> Result<OwnedFd> {
     Ok(memfd)
 }
 
+/// Listens at `path`. The socket is named only once it listens: whoever sees the name may connect.
 fn listen(path: &str) -> Result<OwnedFd> {
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?;
-    rustix::net::bind(&socket, &SocketAddrUnix::new(path)?)?;
+    let unnamed = Path::new(path).with_extension("new");
+    if unnamed.exists() {
+        std::fs::remove_file(&unnamed)?;
+    }
+    rustix::net::bind(&socket, &SocketAddrUnix::new(&unnamed)?)?;
     rustix::net::listen(&socket, 4)?;
+    std::fs::rename(&unnamed, path)?;
     Ok(socket)
 }
