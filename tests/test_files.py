@@ -51,9 +51,37 @@ def test_the_end_of_a_file(server: Server, box: corral.Sandbox) -> None:
         assert (answer.status_code, answer.content) == (206, b"789")
         assert answer.headers["content-range"] == "bytes 7-9/10"
         assert (end(100).status_code, end(100).content) == (206, b"0123456789")
-        assert (end(5, "/tmp/empty").status_code, end(5, "/tmp/empty").content) == (200, b"")
-        assert (end(0).status_code, end(0).json()["kind"]) == (416, "range_not_satisfiable")
+        for nothing in (end(5, "/tmp/empty"), end(0)):
+            assert (nothing.status_code, nothing.json()["kind"]) == (416, "range_not_satisfiable")
         assert end(3, "/tmp/none").status_code == 404
+        at_end = http.get(f"/v1/sandboxes/{box.id}/files", params={"path": "/tmp/f"}, headers={"range": "bytes=10-"})
+        assert (at_end.status_code, at_end.headers["content-range"]) == (416, "bytes */10")
+        assert at_end.headers["x-request-id"] == at_end.json()["request_id"]
+    # The client tells the end from what lies beyond it.
+    assert box.files.read_bytes("/tmp/f", offset=10) == b""
+    assert list(box.files.open_read("/tmp/f", offset=10)) == []
+    with pytest.raises(corral.InvalidRequest):
+        list(box.files.open_read("/tmp/f", offset=11))
+
+
+def test_files_that_the_kernel_makes_up(box: corral.Sandbox) -> None:
+    status = box.files.read("/proc/1/status")
+    assert status.startswith("Name:")
+    assert status.endswith("\n")
+    assert "[" in box.files.read("/sys/kernel/mm/transparent_hugepage/enabled")
+    version = box.files.read_bytes("/proc/version")
+    assert box.files.read_bytes("/proc/version", offset=6, length=7) == version[6:13] == b"version"
+
+
+def test_bytes_that_are_no_text_are_told_or_refused(server: Server, box: corral.Sandbox) -> None:
+    box.exec("mkdir /tmp/d && ln -s $(printf '/caf\\351') $(printf '/tmp/d/l\\351')", check=True)
+    [entry] = box.files.list("/tmp/d")
+    assert base64.b64decode(entry.path_base64 or "") == b"l\xe9"
+    assert base64.b64decode(entry.link_target_base64 or "") == b"/caf\xe9"
+    with server.http() as http:
+        refused = http.get(f"/v1/sandboxes/{box.id}/files/stat?path=/tmp/d/l%E9")
+        assert (refused.status_code, refused.json()["kind"]) == (400, "invalid_request")
+        assert "UTF-8" in refused.json()["message"]
 
 
 def test_a_file_has_a_name(box: corral.Sandbox) -> None:
@@ -248,6 +276,19 @@ def test_a_lease_is_not_waited_for_without_end(debian_box: corral.Sandbox) -> No
     holder.kill()
     holder.wait()
     assert debian_box.files.read("/tmp/leased") == ""
+
+
+def test_a_lease_on_the_list_of_users_is_told_and_passes(debian_box: corral.Sandbox) -> None:
+    debian_box.exec("echo someone:x:1234:1234::/:/bin/sh >> /etc/passwd", check=True)
+    debian_box.files.write("/tmp/lease.py", LEASE.replace('open("/tmp/leased", "w")', 'open("/etc/passwd", "a")'))
+    holder = debian_box.start(["python3", "/tmp/lease.py"], timeout=120)
+    until(lambda: holder.output() == b"held\n", 30)
+    with pytest.raises(corral.Conflict, match="lease") as caught:
+        debian_box.exec("true", user="someone")
+    assert (caught.value.kind, caught.value.retryable) == ("file_busy", True)
+    holder.kill()
+    holder.wait()
+    assert debian_box.exec("id -u", user="someone").stdout == "1234\n"
 
 
 DEEP = """

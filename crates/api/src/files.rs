@@ -41,6 +41,9 @@ pub struct FileStatus {
     /// Target of a symbolic link.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub link_target: Option<String>,
+    /// Where the target is not UTF-8: its bytes in Base64. `link_target` is then only its readable form.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub link_target_base64: Option<String>,
     /// In lists, where the path is not UTF-8: its bytes in Base64. `path` is then only its readable form.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub path_base64: Option<String>,

@@ -56,6 +56,8 @@ kinds! {
     PermissionDenied = "permission_denied", 403, false;
     /// The path is a directory, or is none, where the other is needed.
     WrongFileType = "wrong_file_type", 409, false;
+    /// Somebody inside the sandbox holds the file for now (a lease).
+    FileBusy = "file_busy", 409, true;
     /// The sandbox's disk quota is used up.
     DiskFull = "disk_full", 507, false;
     /// The sandbox could not be given the memory or processes an operation needs.

@@ -126,6 +126,11 @@ fn innermost(error: &dyn std::error::Error) -> String {
 }
 
 fn query<T: DeserializeOwned>(parts: &Parts) -> Result<T, Refusal> {
+    // Decoded without this, other bytes would become question marks, and name another file.
+    let text = parts.uri.query().unwrap_or_default();
+    if percent_encoding::percent_decode_str(text).decode_utf8().is_err() {
+        return Err(Refusal::invalid("query: a value is not UTF-8; files of such names go through tar or a command"));
+    }
     axum::extract::Query::<T>::try_from_uri(&parts.uri)
         .map(|query| query.0)
         .map_err(|error| Refusal::invalid(format!("query: {}", innermost(&error))))

@@ -1,6 +1,7 @@
 //! Trees as tar streams, in and out.
 
 use crate::paths::{self, failed, io_failed, refused};
+use crate::patience::patiently;
 use crate::protocol::{Kind, MAX_PAYLOAD, OpError, OpErrorKind, read_frame, write_frame};
 use crate::walk::{Step, Walk};
 use rustix::fs::{
@@ -133,7 +134,7 @@ fn append(
         }
         FileType::RegularFile => {
             let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
-            let file = match paths::patiently(|| openat(dir, name, flags, Mode::empty())) {
+            let file = match patiently(|| openat(dir, name, flags, Mode::empty())) {
                 Ok(file) => File::from(file),
                 // Removed or replaced since it was listed.
                 Err(Errno::NOENT | Errno::LOOP | Errno::NXIO) => return Ok(()),

@@ -1,5 +1,6 @@
 //! Operations on single files and directories.
 
+use crate::made_up;
 use crate::paths::{self, failed, io_failed, open_parent, open_parent_following, refused};
 use crate::protocol::{Kind, MAX_ENTRIES, MAX_PAYLOAD, OpError, OpErrorKind, read_frame, write_frame};
 use crate::trees;
@@ -7,15 +8,17 @@ use crate::walk::{Step, Walk};
 use corral_api::files::{FileStatus, FileType};
 use rustix::fs::{self, AtFlags, Mode, OFlags, RenameFlags, Stat, mkdirat, openat, renameat_with, statat, unlinkat};
 use rustix::io::Errno;
-use std::ffi::OsStr;
+use std::ffi::{CString, OsStr};
 use std::fs::File;
-use std::io::{Read, Seek, SeekFrom, Write};
+use std::io::{Cursor, Read, Seek, SeekFrom, Write};
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::net::UnixStream;
 
 /// What a stat says, in the API's terms.
-pub fn status(path: &str, stat: &Stat, link_target: Option<String>) -> FileStatus {
+pub fn status(path: impl AsRef<OsStr>, stat: &Stat, link_target: Option<CString>) -> FileStatus {
+    let (path, path_base64) = readable(path.as_ref().as_bytes());
+    let (link_target, link_target_base64) = link_target.map(|target| readable(target.as_bytes())).unzip();
     let file_type = match fs::FileType::from_raw_mode(stat.st_mode) {
         fs::FileType::RegularFile => FileType::File,
         fs::FileType::Directory => FileType::Directory,
@@ -25,7 +28,7 @@ pub fn status(path: &str, stat: &Stat, link_target: Option<String>) -> FileStatu
         _ => FileType::Device,
     };
     FileStatus {
-        path: path.to_owned(),
+        path,
         file_type,
         size_bytes: stat.st_size as u64,
         mode: stat.st_mode & 0o7777,
@@ -33,23 +36,23 @@ pub fn status(path: &str, stat: &Stat, link_target: Option<String>) -> FileStatu
         gid: stat.st_gid,
         mtime_ms: stat.st_mtime.saturating_mul(1000).saturating_add((stat.st_mtime_nsec / 1_000_000) as i64),
         link_target,
-        path_base64: None,
+        path_base64,
+        link_target_base64: link_target_base64.flatten(),
     }
 }
 
-/// As [`status`], for a path that need not be UTF-8: where it is not, its bytes come beside the readable form.
-fn status_of_entry(path: &OsStr, stat: &Stat, link_target: Option<String>) -> FileStatus {
+/// Text for people, and the bytes in Base64 beside it where they are not UTF-8.
+fn readable(bytes: &[u8]) -> (String, Option<String>) {
     use base64::Engine as _;
-    let raw = path.to_str().is_none().then(|| base64::engine::general_purpose::STANDARD.encode(path.as_bytes()));
-    FileStatus { path_base64: raw, ..status(&path.to_string_lossy(), stat, link_target) }
+    let raw = std::str::from_utf8(bytes).is_err().then(|| base64::engine::general_purpose::STANDARD.encode(bytes));
+    (String::from_utf8_lossy(bytes).into_owned(), raw)
 }
 
-fn link_target(dir: &OwnedFd, name: impl rustix::path::Arg, stat: &Stat) -> Option<String> {
+fn link_target(dir: &OwnedFd, name: impl rustix::path::Arg, stat: &Stat) -> Option<CString> {
     if fs::FileType::from_raw_mode(stat.st_mode) != fs::FileType::Symlink {
         return None;
     }
-    let target = fs::readlinkat(dir, name, Vec::new()).ok()?;
-    Some(target.to_string_lossy().into_owned())
+    fs::readlinkat(dir, name, Vec::new()).ok()
 }
 
 /// Attributes of a path; of a link itself.
@@ -64,34 +67,34 @@ pub fn stat(path: &str) -> Result<FileStatus, OpError> {
     Ok(status(path, &stat, target))
 }
 
-/// Opens a file for a read and goes to its first byte.
-pub fn open_for_read(path: &str, offset: u64) -> Result<(File, FileStatus), OpError> {
-    let (mut file, stat) = paths::open_regular(path)?;
-    if offset > stat.st_size as u64 {
-        return Err(refused(
-            OpErrorKind::BadRange,
-            path,
-            &format!("offset {offset} lies beyond its {} bytes", stat.st_size),
-        ));
+/// Opens a file for a read and goes to the byte that `first` names, given the file's size; at most to its end.
+pub fn open_for_read(path: &str, first: impl Fn(u64) -> u64) -> Result<(Box<dyn Read>, FileStatus), OpError> {
+    let (mut file, mut stat) = paths::open_regular(path)?;
+    let made_up = made_up::holds(&file).then(|| made_up::read(path, &mut file)).transpose()?;
+    if let Some(bytes) = &made_up {
+        stat.st_size = bytes.len() as i64;
     }
-    file.seek(SeekFrom::Start(offset)).map_err(|_| failed(path, Errno::IO))?;
-    Ok((file, status(path, &stat, None)))
-}
-
-/// Opens a file for a read of its last bytes and goes to the first of them.
-pub fn open_for_end(path: &str, bytes: u64) -> Result<(File, FileStatus), OpError> {
-    let (mut file, stat) = paths::open_regular(path)?;
-    let offset = (stat.st_size as u64).saturating_sub(bytes);
-    file.seek(SeekFrom::Start(offset)).map_err(|_| failed(path, Errno::IO))?;
-    Ok((file, status(path, &stat, None)))
+    let size = stat.st_size as u64;
+    let first = first(size).min(size);
+    let content: Box<dyn Read> = match made_up {
+        Some(mut bytes) => {
+            bytes.drain(..first as usize);
+            Box::new(Cursor::new(bytes))
+        }
+        None => {
+            file.seek(SeekFrom::Start(first)).map_err(|_| failed(path, Errno::IO))?;
+            Box::new(file)
+        }
+    };
+    Ok((content, status(path, &stat, None)))
 }
 
 /// Sends bytes of a file, up to a limit.
-pub fn send(file: File, limit: Option<u64>, socket: &mut UnixStream) -> std::io::Result<()> {
-    let mut file = file.take(limit.unwrap_or(u64::MAX));
+pub fn send(content: impl Read, limit: Option<u64>, socket: &mut UnixStream) -> std::io::Result<()> {
+    let mut content = content.take(limit.unwrap_or(u64::MAX));
     let mut buffer = vec![0; MAX_PAYLOAD];
     loop {
-        let n = file.read(&mut buffer)?;
+        let n = content.read(&mut buffer)?;
         if n == 0 {
             return write_frame(socket, Kind::End, &[]);
         }
@@ -160,7 +163,7 @@ pub fn list(path: &str, depth: u32, limit: u32) -> Result<(Vec<FileStatus>, bool
             return Ok((entries, true));
         }
         let target = link_target(dir, name, &stat);
-        entries.push(status_of_entry(&relative, &stat, target));
+        entries.push(status(&relative, &stat, target));
     }
     entries.sort_by(|a, b| a.path.cmp(&b.path));
     Ok((entries, false))

@@ -7,7 +7,9 @@
 
 mod archive;
 mod files;
+mod made_up;
 mod paths;
+pub mod patience;
 pub mod protocol;
 mod trees;
 mod walk;

@@ -1,12 +1,12 @@
 //! Paths, resolved beneath the sandbox's root whatever links point at and whoever renames meanwhile.
 
+use crate::patience::patiently;
 use crate::protocol::{OpError, OpErrorKind};
 use rustix::fs::{
     AtFlags, CWD, FileType, Mode, OFlags, ResolveFlags, Stat, mkdirat, openat, openat2, readlinkat, statat,
 };
 use rustix::io::Errno;
 use std::os::fd::OwnedFd;
-use std::time::{Duration, Instant};
 
 /// Links followed before giving up, as in the kernel.
 const MAX_LINKS: usize = 40;
@@ -57,28 +57,6 @@ fn root() -> Result<OwnedFd, Errno> {
 pub fn open(path: &str, flags: OFlags) -> Result<OwnedFd, Errno> {
     let resolve = ResolveFlags::IN_ROOT | ResolveFlags::NO_MAGICLINKS;
     patiently(|| openat2(root()?, path, flags | OFlags::CLOEXEC, Mode::empty(), resolve))
-}
-
-/// Opens again while the kernel says so, but not for ever: a rename that raced with the walk (openat2(2)) is over at
-/// once, a lease on the file (fcntl(2), F_SETLEASE) only when its holder gives it up.
-pub fn patiently(open: impl Fn() -> Result<OwnedFd, Errno>) -> Result<OwnedFd, Errno> {
-    const AT_ONCE: u32 = 64;
-    const STEP: Duration = Duration::from_millis(10);
-    const PATIENCE: Duration = Duration::from_secs(3);
-    for _ in 0..AT_ONCE {
-        match open() {
-            Err(Errno::AGAIN) => {}
-            other => return other,
-        }
-    }
-    let begun = Instant::now();
-    loop {
-        std::thread::sleep(STEP);
-        match open() {
-            Err(Errno::AGAIN) if begun.elapsed() < PATIENCE => {}
-            other => return other,
-        }
-    }
 }
 
 /// Opens a regular file for reading; anything else is refused before it is opened, so that nothing blocks.

@@ -146,19 +146,22 @@ pub struct WireStatus {
     mtime_ms: i64,
     link_target: Option<String>,
     path_base64: Option<String>,
+    link_target_base64: Option<String>,
 }
 
 impl From<FileStatus> for WireStatus {
     fn from(s: FileStatus) -> Self {
-        let FileStatus { path, file_type, size_bytes, mode, uid, gid, mtime_ms, link_target, path_base64 } = s;
-        Self { path, file_type, size_bytes, mode, uid, gid, mtime_ms, link_target, path_base64 }
+        let FileStatus { path, file_type, size_bytes, mode, uid, gid, mtime_ms, .. } = s;
+        let FileStatus { link_target, path_base64, link_target_base64, .. } = s;
+        Self { path, file_type, size_bytes, mode, uid, gid, mtime_ms, link_target, path_base64, link_target_base64 }
     }
 }
 
 impl From<WireStatus> for FileStatus {
     fn from(s: WireStatus) -> Self {
-        let WireStatus { path, file_type, size_bytes, mode, uid, gid, mtime_ms, link_target, path_base64 } = s;
-        Self { path, file_type, size_bytes, mode, uid, gid, mtime_ms, link_target, path_base64 }
+        let WireStatus { path, file_type, size_bytes, mode, uid, gid, mtime_ms, .. } = s;
+        let WireStatus { link_target, path_base64, link_target_base64, .. } = s;
+        Self { path, file_type, size_bytes, mode, uid, gid, mtime_ms, link_target, path_base64, link_target_base64 }
     }
 }
 

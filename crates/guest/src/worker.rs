@@ -29,14 +29,14 @@ fn serve(socket: &mut UnixStream) -> i32 {
 
 fn perform(op: Op, socket: &mut UnixStream) -> std::io::Result<()> {
     let status = match op {
-        Op::Read { path, offset, limit } => match files::open_for_read(&path, offset) {
+        Op::Read { path, offset, limit } => match files::open_for_read(&path, |_| offset) {
             Ok((file, status)) => {
                 answer(socket, &Ok(Some(status.into())))?;
                 return files::send(file, limit, socket);
             }
             Err(error) => Err(error),
         },
-        Op::ReadEnd { path, bytes } => match files::open_for_end(&path, bytes) {
+        Op::ReadEnd { path, bytes } => match files::open_for_read(&path, |size| size.saturating_sub(bytes)) {
             Ok((file, status)) => {
                 answer(socket, &Ok(Some(status.into())))?;
                 return files::send(file, Some(bytes), socket);

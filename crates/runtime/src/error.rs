@@ -82,7 +82,8 @@ impl RuntimeError {
             Self::UnknownUser(_) => ErrorKind::UnknownUser,
             Self::File(error) => match error.kind {
                 Op::NotFound => ErrorKind::NotFound,
-                Op::Exists | Op::Busy => ErrorKind::Conflict,
+                Op::Exists => ErrorKind::Conflict,
+                Op::Busy => ErrorKind::FileBusy,
                 Op::Denied => ErrorKind::PermissionDenied,
                 Op::WrongType => ErrorKind::WrongFileType,
                 Op::DiskFull => ErrorKind::DiskFull,

@@ -1,7 +1,10 @@
 //! Users and groups, read from the sandbox's own /etc/passwd and /etc/group without running anything of it.
 
 use crate::RuntimeError;
+use corral_guest::patience::patiently;
+use corral_guest::protocol::{OpError, OpErrorKind};
 use rustix::fs::{CWD, FileType, Mode, OFlags, ResolveFlags, openat, openat2};
+use rustix::io::Errno;
 use std::fs::File;
 use std::io::Read;
 
@@ -41,23 +44,34 @@ pub fn find(init: i32, wanted: &str) -> Result<User, RuntimeError> {
     let root_path = format!("/proc/{init}/root");
     let root = openat(CWD, &root_path, OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())
         .map_err(|_| RuntimeError::Gone)?;
-    let read = |path: &str| read_small(&root, path).unwrap_or_default();
-    resolve(wanted, &read("etc/passwd"), || read("etc/group"))
+    let read = |path| match read_small(&root, path) {
+        // Somebody in the sandbox holds a lease on it: who the user is cannot be told.
+        Err(Errno::AGAIN) => Err(RuntimeError::File(OpError {
+            kind: OpErrorKind::Busy,
+            message: format!("/{path}: a process of the sandbox holds it (a lease); try again"),
+        })),
+        other => Ok(other.unwrap_or_default()),
+    };
+    resolve(wanted, &read("etc/passwd")?, || read("etc/group"))
 }
 
-fn read_small(root: &impl std::os::fd::AsFd, path: &str) -> Option<String> {
+fn read_small(root: &impl std::os::fd::AsFd, path: &str) -> Result<String, Errno> {
     let resolve = ResolveFlags::IN_ROOT | ResolveFlags::NO_MAGICLINKS;
-    let found = openat2(root, path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty(), resolve).ok()?;
-    if FileType::from_raw_mode(rustix::fs::fstat(&found).ok()?.st_mode) != FileType::RegularFile {
-        return None;
+    let open = |flags| patiently(|| openat2(root, path, flags | OFlags::CLOEXEC, Mode::empty(), resolve));
+    if FileType::from_raw_mode(rustix::fs::fstat(open(OFlags::PATH)?)?.st_mode) != FileType::RegularFile {
+        return Err(Errno::INVAL);
     }
-    let file = openat2(root, path, OFlags::RDONLY | OFlags::NONBLOCK | OFlags::CLOEXEC, Mode::empty(), resolve).ok()?;
+    let file = open(OFlags::RDONLY | OFlags::NONBLOCK)?;
     let mut bytes = Vec::new();
-    File::from(file).take(MAX_BYTES).read_to_end(&mut bytes).ok()?;
-    Some(String::from_utf8_lossy(&bytes).into_owned())
+    File::from(file).take(MAX_BYTES).read_to_end(&mut bytes).map_err(|_| Errno::IO)?;
+    Ok(String::from_utf8_lossy(&bytes).into_owned())
 }
 
-fn resolve(wanted: &str, passwd: &str, group_file: impl Fn() -> String) -> Result<User, RuntimeError> {
+fn resolve(
+    wanted: &str,
+    passwd: &str,
+    group_file: impl Fn() -> Result<String, RuntimeError>,
+) -> Result<User, RuntimeError> {
     let unknown = || RuntimeError::UnknownUser(wanted.chars().take(80).collect());
     let (name, group) = match wanted.split_once(':') {
         Some((name, group)) => (name, Some(group)),
@@ -80,10 +94,10 @@ fn resolve(wanted: &str, passwd: &str, group_file: impl Fn() -> String) -> Resul
     if let Some(group) = group {
         gid = match group.parse::<u32>() {
             Ok(gid) => gid,
-            Err(_) => group_lines(&group_file()).find(|g| g.0 == group).map(|g| g.1).ok_or_else(unknown)?,
+            Err(_) => group_lines(&group_file()?).find(|g| g.0 == group).map(|g| g.1).ok_or_else(unknown)?,
         };
     } else {
-        groups = group_lines(&group_file()).filter(|g| g.2.contains(&login)).map(|g| g.1).collect();
+        groups = group_lines(&group_file()?).filter(|g| g.2.contains(&login)).map(|g| g.1).collect();
     }
     if [uid, gid].into_iter().chain(groups.iter().copied()).any(|id| id >= corral_keeper::launch::IDS_PER_SANDBOX) {
         return Err(unknown());
@@ -111,7 +125,7 @@ mod tests {
     const GROUP: &str = "root:x:0:\nalice:x:1000:\ndocker:x:999:bob,alice\n";
 
     fn find(wanted: &str) -> Result<User, RuntimeError> {
-        resolve(wanted, PASSWD, || GROUP.to_owned())
+        resolve(wanted, PASSWD, || Ok(GROUP.to_owned()))
     }
 
     #[test]

@@ -9,7 +9,6 @@ use corral_api::environment::Limits;
 use corral_api::image::{ImageRecord, SnapshotSpec};
 use corral_api::sandbox::{Checkpoint, ForkSpec, RollbackSpec, SandboxPage, SandboxSpec, SandboxStats, SandboxStatus};
 use serde::Serialize;
-use std::io::IsTerminal as _;
 use std::process::ExitCode;
 use std::time::Duration;
 
@@ -43,13 +42,12 @@ pub fn spec(environment: &str, args: &SandboxArgs) -> SandboxSpec {
 }
 
 /// Creates a sandbox. Refusals that may pass are tried again under one idempotency key, so that no try makes a second
-/// sandbox. On a terminal each wait is told with its reason.
+/// sandbox. Each wait is told with its reason, on standard error.
 ///
 /// # Errors
 /// The server refuses for good or cannot be reached.
 pub async fn make(client: &Client, spec: &SandboxSpec, json: bool) -> anyhow::Result<SandboxStatus> {
     let key = format!("cli-{}", corral_api::ids::CommandId::random());
-    let told = !json && std::io::stderr().is_terminal();
     let mut tries = 1;
     loop {
         let request = client.post(&["v1", "sandboxes"]).header("idempotency-key", &key).json(spec);
@@ -60,7 +58,7 @@ pub async fn make(client: &Client, spec: &SandboxSpec, json: bool) -> anyhow::Re
                 let Some(wait) = wait.filter(|_| tries < CREATE_TRIES) else { return Err(error) };
                 let wait = wait.max(CREATE_PAUSE);
                 tries += 1;
-                if told {
+                if !json {
                     let (reason, seconds) = (printable(&error.to_string()), wait.as_secs_f64());
                     eprintln!("corral: {reason}; try {tries} of {CREATE_TRIES} in {seconds:.1} s");
                 }

@@ -3,8 +3,8 @@
 use crate::cli::UpArgs;
 use anyhow::Context as _;
 use rustix::fs::{FlockOperation, flock};
-use std::fs::{DirBuilder, File, OpenOptions};
-use std::os::unix::fs::DirBuilderExt as _;
+use std::fs::{DirBuilder, File, OpenOptions, Permissions};
+use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _, PermissionsExt as _};
 use std::path::{Path, PathBuf};
 
 /// A locked data directory. The lock goes with the process, so that a crash leaves none behind.
@@ -33,11 +33,12 @@ impl DataDir {
     /// Opens a directory that stays.
     ///
     /// # Errors
-    /// It cannot be made, or another process uses it.
+    /// It cannot be made, others may write in it, or another process uses it.
     pub fn open(path: &Path) -> anyhow::Result<Self> {
         let path = std::path::absolute(path).context("the data directory has no absolute path")?;
         let made = DirBuilder::new().recursive(true).mode(0o700).create(&path);
         made.with_context(|| format!("cannot make the data directory {}", path.display()))?;
+        close_to_others(&path)?;
         Ok(Self { _lock: lock(&path)?, path, _temporary: None })
     }
 
@@ -45,6 +46,28 @@ impl DataDir {
     pub fn path(&self) -> &Path {
         &self.path
     }
+}
+
+/// Keys, logs and layers lie in it: what others may have put there is not to be trusted, and reading is not for them.
+fn close_to_others(dir: &Path) -> anyhow::Result<()> {
+    let found = std::fs::metadata(dir).with_context(|| format!("cannot read {}", dir.display()))?;
+    let own = rustix::process::geteuid().as_raw();
+    if found.uid() != own {
+        anyhow::bail!("the data directory {} belongs to uid {}, not to {own}", dir.display(), found.uid());
+    }
+    let mode = found.mode() & 0o7777;
+    if mode & 0o022 != 0 {
+        anyhow::bail!(
+            "the data directory {} is writable by others (mode {mode:o}): choose another, or `chmod 700` it if you trust \
+             what is in it",
+            dir.display()
+        );
+    }
+    if mode & 0o077 != 0 {
+        std::fs::set_permissions(dir, Permissions::from_mode(mode & 0o700))
+            .with_context(|| format!("cannot close {} to others", dir.display()))?;
+    }
+    Ok(())
 }
 
 fn lock(dir: &Path) -> anyhow::Result<File> {
@@ -57,5 +80,25 @@ fn lock(dir: &Path) -> anyhow::Result<File> {
             anyhow::bail!("the data directory {} is in use by another `corral up`", dir.display())
         }
         Err(error) => Err(error).with_context(|| format!("cannot lock {}", path.display())),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_directory_of_others_is_refused_and_an_open_one_closed() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("data");
+        let mode = |path: &Path| std::fs::metadata(path).unwrap().mode() & 0o7777;
+        drop(DataDir::open(&path).unwrap());
+        assert_eq!(mode(&path), 0o700);
+        std::fs::set_permissions(&path, Permissions::from_mode(0o755)).unwrap();
+        drop(DataDir::open(&path).unwrap());
+        assert_eq!(mode(&path), 0o700);
+        std::fs::set_permissions(&path, Permissions::from_mode(0o1777)).unwrap();
+        let refused = DataDir::open(&path).unwrap_err().to_string();
+        assert!(refused.contains("writable by others (mode 1777)"), "{refused}");
     }
 }

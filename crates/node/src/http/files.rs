@@ -87,7 +87,7 @@ impl Part {
     /// First byte and number of bytes in a file of this size.
     fn of(self, size: u64) -> (u64, u64) {
         match self {
-            Self::From(first, most) => (first, most.unwrap_or(u64::MAX).min(size.saturating_sub(first))),
+            Self::From(first, most) => (first.min(size), most.unwrap_or(u64::MAX).min(size.saturating_sub(first))),
             Self::Last(bytes) => (size.saturating_sub(bytes), bytes.min(size)),
         }
     }
@@ -118,10 +118,6 @@ pub async fn read(
     check(&query.path)?;
     let range = range(&headers);
     let part = range.unwrap_or(Part::WHOLE);
-    if part == Part::Last(0) {
-        let problem = Problem::new(ErrorKind::RangeNotSatisfiable, "range: the last 0 bytes of a file are none");
-        return Err(problem.sandbox(&sandbox.id).into());
-    }
     let path = query.path;
     let op = |abs: &dyn Fn(String) -> String| match part {
         Part::From(offset, limit) => Op::Read { path: abs(path), offset, limit },
@@ -131,18 +127,30 @@ pub async fn read(
     let found = worker.result().await.map_err(|e| core.judge(&sandbox, runtime_problem(&e)))?;
     let size = found.map_or(0, |s| s.size_bytes);
     let (offset, length) = part.of(size);
+    if range.is_some() && length == 0 {
+        let text = format!("range: nothing of it lies in the file's {size} bytes");
+        let problem = Problem::new(ErrorKind::RangeNotSatisfiable, text).sandbox(&sandbox.id);
+        let mut refused = Fail::from(problem).into_response();
+        refused.headers_mut().insert(header::CONTENT_RANGE, content_range(format!("bytes */{size}"))?);
+        return Ok(refused);
+    }
     let mut answer = HeaderMap::new();
     answer.insert(header::CONTENT_TYPE, HeaderValue::from_static("application/octet-stream"));
     answer.insert(header::ACCEPT_RANGES, HeaderValue::from_static("bytes"));
     answer.insert(header::CONTENT_LENGTH, HeaderValue::from(length));
-    if range.is_some() && length > 0 {
+    let mut code = StatusCode::OK;
+    if range.is_some() {
+        code = StatusCode::PARTIAL_CONTENT;
         let text = format!("bytes {offset}-{}/{size}", offset + length - 1);
-        answer.extend([(header::CONTENT_RANGE, HeaderValue::from_str(&text).map_err(|_| invalid("range"))?)]);
+        answer.insert(header::CONTENT_RANGE, content_range(text)?);
     }
-    let code = if range.is_some() && length > 0 { StatusCode::PARTIAL_CONTENT } else { StatusCode::OK };
     // A file that grows meanwhile is cut at the length that was promised.
     let body = data(worker, activity, Some(length));
     Ok((code, answer, axum::body::Body::from_stream(body)).into_response())
+}
+
+fn content_range(text: String) -> Result<HeaderValue, Fail> {
+    HeaderValue::try_from(text).map_err(|_| invalid("range"))
 }
 
 /// The bytes of a read or archive; a worker that breaks off breaks the answer off.

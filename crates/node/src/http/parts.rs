@@ -62,7 +62,11 @@ pub async fn name_request(request: Request, next: axum::middleware::Next) -> Res
     if let Some(fail) = response.extensions_mut().remove::<Fail>() {
         let mut problem = *fail.0;
         problem.request_id = id;
-        return render(&problem);
+        let mut named = render(&problem);
+        if let Some(range) = response.headers_mut().remove(header::CONTENT_RANGE) {
+            named.headers_mut().insert(header::CONTENT_RANGE, range);
+        }
+        return named;
     }
     response
 }

@@ -297,6 +297,7 @@ _BY_KIND: dict[str, type[CorralError]] = {
 }
 _BY_KIND |= {
     "unknown_user": InvalidRequest,
+    "file_busy": Conflict,
     "unsupported_media_type": InvalidRequest,
     "method_not_allowed": InvalidRequest,
     "range_not_satisfiable": InvalidRequest,

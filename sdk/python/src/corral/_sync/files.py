@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from .. import _tar
-from .._errors import NotFound
+from .._errors import InvalidRequest, NotFound
 from .._lines import EventParser
 from .._requests import Request, parse, path, query
 from .._retry import Repeat
@@ -39,10 +39,18 @@ class Files:
         return (self.read_bytes(file, user=user)).decode(encoding)
 
     def read_bytes(self, file: str, *, offset: int = 0, length: int | None = None, user: str | None = None) -> bytes:
-        """A file's bytes, or a part of them."""
+        """A file's bytes, or a part of them; none at its end, :class:`InvalidRequest` beyond it."""
         if length == 0:
             return b""
-        return self._transport.send(self._read_request(file, offset, length, user))
+        try:
+            return self._transport.send(self._read_request(file, offset, length, user))
+        except InvalidRequest as error:
+            if self._at_end(error, file, offset, user):
+                return b""
+            raise
+
+    def _at_end(self, error: InvalidRequest, file: str, offset: int, user: str | None) -> bool:
+        return error.kind == "range_not_satisfiable" and (self.stat(file, user=user)).size_bytes == offset
 
     def _read_request(self, file: str, offset: int, length: int | None, user: str | None) -> Request:
         headers = {}
@@ -51,10 +59,14 @@ class Files:
         return Request("GET", self._path(), params=query(path=file, user=user), headers=headers)
 
     def open_read(self, file: str, *, offset: int = 0, user: str | None = None) -> Generator[bytes, None, None]:
-        """Yields a file's bytes piece by piece, for files of any size."""
-        with self._transport.stream(self._read_request(file, offset, None, user)) as response:
-            for chunk in chunks(response, self._transport.endpoint.url):
-                yield chunk
+        """Yields a file's bytes piece by piece, for files of any size; none at its end."""
+        try:
+            with self._transport.stream(self._read_request(file, offset, None, user)) as response:
+                for chunk in chunks(response, self._transport.endpoint.url):
+                    yield chunk
+        except InvalidRequest as error:
+            if not self._at_end(error, file, offset, user):
+                raise
 
     def write(
         self,

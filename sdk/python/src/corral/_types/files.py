@@ -41,6 +41,8 @@ class FileStatus:
     """Target of a symbolic link."""
     path_base64: str | None = None
     """In lists, where the path is not UTF-8: its bytes in Base64; `path` is then only its readable form."""
+    link_target_base64: str | None = None
+    """Where the target is not UTF-8: its bytes in Base64; `link_target` is then only its readable form."""
 
 
 @dataclass(frozen=True, slots=True)
