@@ -9,6 +9,7 @@ packages=(
   mmdebstrap         # Debian base images of the demo and the tests
   skopeo docker-registry  # the tests import from a real registry
   buildah            # the tests compare builds with its own
+  docker.io          # the tests load exports into it, the bench measures against it
   zstd               # the tests send compressed contexts
   gcc g++ libc6-dev make cmake pkg-config perl  # C code in Rust dependencies
   python3-venv ca-certificates
@@ -23,6 +24,13 @@ if command -v dpkg-query >/dev/null; then
     [[ $EUID == 0 ]] || fail "missing packages: ${missing[*]}; run as root, or: sudo apt-get install ${missing[*]}"
     say "installing ${missing[*]}"
     apt-get update -qq
+    # Services are started by what needs them.
+    policy=/usr/sbin/policy-rc.d
+    if [[ ! -e $policy ]]; then
+      printf '#!/bin/sh\nexit 101\n' >"$policy"
+      chmod 755 "$policy"
+      trap 'rm -f "$policy"' EXIT
+    fi
     apt-get install -y -qq --no-install-recommends "${missing[@]}" >/dev/null
   fi
 else

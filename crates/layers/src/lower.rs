@@ -9,6 +9,7 @@ use rustix::fs::{AtFlags, FileType, Mode, OFlags, ResolveFlags, Stat};
 use rustix::io::Errno;
 use rustix::mount::{FsMountFlags, FsOpenFlags, MountAttrFlags};
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::path::PathBuf;
 
 /// The merged view of some stored layers.
 pub(crate) struct LowerView {
@@ -40,6 +41,11 @@ impl LowerView {
         let root = rustix::mount::fsmount(fs.as_fd(), FsMountFlags::FSMOUNT_CLOEXEC, MountAttrFlags::MOUNT_ATTR_RDONLY)
             .map_err(step("mount an overlay over"))?;
         Ok(Some(Self { root }))
+    }
+
+    /// A path by which this process reaches its top, as long as the view is held.
+    pub(crate) fn top(&self) -> PathBuf {
+        format!("/proc/self/fd/{}", self.root.as_raw_fd()).into()
     }
 
     /// Opens a canonical path (empty for the root) without following any link; `None` where there is nothing.

@@ -2,8 +2,8 @@
 //!
 //! The tree must not change meanwhile. It is walked with one descriptor, so its depth does not matter.
 
+mod collect;
 mod content;
-mod walk;
 
 use crate::config::CancelFlag;
 use crate::error::ImportError;
@@ -15,7 +15,7 @@ use corral_format::manifest::Manifest;
 use std::fs::OpenOptions;
 use std::path::{Path, PathBuf};
 
-pub(crate) use walk::Tally;
+pub(crate) use collect::Tally;
 
 /// A layer in files of its own, synced, not yet published.
 #[derive(Debug)]
@@ -40,7 +40,7 @@ pub(crate) fn pack(source: &Path, data: &Path, scrub: &Scrub, cancel: &CancelFla
         // An error of the kernel's is told once, so it is kept.
         let early = scope.spawn(|| heard.into_iter().try_for_each(|()| file.sync_data()));
         let mut content = Content::new(&file, enough);
-        let walked = walk::walk(source, &mut content, scrub, cancel)?;
+        let walked = collect::collect(source, &mut content, scrub, cancel)?;
         let chunks = content.finish().map_err(io)?;
         match early.join() {
             Ok(synced) => synced.map_err(io)?,

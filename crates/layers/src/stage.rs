@@ -25,7 +25,7 @@ use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
 
-pub(crate) use meta::{Meta, mtime_of, read_full, read_xattrs};
+pub(crate) use meta::{Meta, keeps_xattr, mtime_of, read_full, read_xattrs};
 
 pub(crate) const OPAQUE: &str = "trusted.overlay.opaque";
 

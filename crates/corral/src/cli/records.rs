@@ -50,6 +50,18 @@ pub enum ImageCommand {
         /// The image that is compared.
         to: String,
     },
+    /// Write an image as an archive that docker, podman and skopeo load: OCI layout and `docker save` in one.
+    #[command(after_help = "\
+Examples:
+  corral image export task -o task.tar
+  corral image export task | docker load")]
+    Export {
+        /// Name or digest.
+        name: String,
+        /// File to write; standard output where absent or -.
+        #[arg(short, long, value_name = "FILE")]
+        output: Option<PathBuf>,
+    },
     /// Remove images.
     Rm {
         /// Names.

@@ -1,6 +1,6 @@
 //! `corral cp`: files and directories between this machine and a sandbox.
 
-use super::transfer::Upload;
+use super::transfer::{self, Upload};
 use crate::cli::CpArgs;
 use crate::client::{ApiError, Client, fetch, send};
 use anyhow::Context as _;
@@ -9,10 +9,8 @@ use corral_api::ids::SandboxId;
 use corral_api::query::{FileQuery, FileWrite};
 use futures_util::TryStreamExt as _;
 use reqwest::Response;
-use std::io::Write as _;
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
-use tokio::io::AsyncWriteExt as _;
 use tokio_util::io::{StreamReader, SyncIoBridge};
 
 /// One side of a copy.
@@ -111,11 +109,7 @@ impl Copy<'_> {
     }
 
     async fn print(&self, path: &str) -> anyhow::Result<()> {
-        let mut response = self.read(&[], path).await?;
-        while let Some(chunk) = response.chunk().await.context("the file broke off")? {
-            std::io::stdout().lock().write_all(&chunk).context("cannot write to standard output")?;
-        }
-        std::io::stdout().lock().flush().context("cannot write to standard output")
+        transfer::print(self.read(&[], path).await?).await
     }
 
     async fn download(&self, path: &str, to: PathBuf) -> anyhow::Result<()> {
@@ -127,19 +121,7 @@ impl Copy<'_> {
         if status.file_type == FileType::Directory {
             return self.download_directory(path, to).await;
         }
-        let mut response = self.read(&[], path).await?;
-        // The name appears with the whole content only.
-        let parent = to.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."));
-        let wrote = || format!("cannot write {}", to.display());
-        let part = tempfile::Builder::new().prefix(".corral-").tempfile_in(parent).with_context(wrote)?;
-        let mut file = tokio::fs::File::from_std(part.reopen().with_context(wrote)?);
-        while let Some(chunk) = response.chunk().await.context("the file broke off")? {
-            file.write_all(&chunk).await.with_context(wrote)?;
-        }
-        file.flush().await.with_context(wrote)?;
-        let mode = std::fs::Permissions::from_mode(status.mode & 0o777);
-        file.set_permissions(mode).await.with_context(wrote)?;
-        part.persist(&to).map(drop).with_context(wrote)
+        transfer::save(self.read(&[], path).await?, &to, Some(status.mode & 0o777)).await
     }
 
     /// Unpacks below `to`. The archive comes from the sandbox: paths and links that lead out of `to` are not followed,

@@ -1,6 +1,6 @@
 //! Images and layers: import, build, list, remove.
 
-use super::transfer::Upload;
+use super::transfer::{self, Upload};
 use super::{build, delete_each};
 use crate::cli::{ImageCommand, ImportArgs, KindArg, LayerCommand};
 use crate::client::{ApiError, Client, Lines, fetch, send};
@@ -39,10 +39,23 @@ pub async fn image(client: &Client, command: &ImageCommand, json: bool) -> anyho
         ImageCommand::Inspect { name } => {
             print_json(&fetch::<ImageRecord>(client.get(&["v1", "images", name])).await?)?;
         }
+        ImageCommand::Export { name, output } => export(client, name, output.as_deref()).await?,
         ImageCommand::Diff { from, to } => diff(client, from, to, json).await?,
         ImageCommand::Rm { names } => return delete_each(client, "images", names, json).await,
     }
     Ok(ExitCode::SUCCESS)
+}
+
+async fn export(client: &Client, name: &str, output: Option<&Path>) -> anyhow::Result<()> {
+    let to = output.filter(|path| *path != Path::new("-"));
+    if to.is_none() && std::io::stdout().is_terminal() {
+        anyhow::bail!("standard output is a terminal, and an archive is no text: name a file with -o");
+    }
+    let response = send(client.get(&["v1", "images", name, "archive"])).await?;
+    match to {
+        Some(path) => transfer::save(response, path, None).await,
+        None => transfer::print(response).await,
+    }
 }
 
 async fn diff(client: &Client, from: &str, to: &str, json: bool) -> anyhow::Result<()> {

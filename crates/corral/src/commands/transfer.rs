@@ -1,10 +1,13 @@
-//! Uploads: files, standard input and directories (as tar) as streams of bounded memory.
+//! Uploads of files, standard input and directories (as tar), and downloads, as streams of bounded memory.
 
 use anyhow::Context as _;
 use bytes::Bytes;
-use reqwest::Body;
+use reqwest::{Body, Response};
+use std::fs::Permissions;
 use std::io::{self, Write};
+use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
+use tokio::io::AsyncWriteExt as _;
 use tokio::sync::mpsc;
 use tokio_util::io::ReaderStream;
 
@@ -76,6 +79,38 @@ impl Upload {
         let kind = tokio::fs::metadata(path).await.with_context(|| format!("cannot read {source}"))?;
         if kind.is_dir() { Ok(Self::directory(path.to_owned())) } else { Self::file(path).await }
     }
+}
+
+/// Writes an answer's bytes to a file whose name appears with the whole content only.
+///
+/// # Errors
+/// The answer breaks off, or the file cannot be written.
+pub async fn save(mut response: Response, to: &Path, mode: Option<u32>) -> anyhow::Result<()> {
+    let wrote = || format!("cannot write {}", to.display());
+    let parent = to.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    let usual = Permissions::from_mode(0o666);
+    let part =
+        tempfile::Builder::new().prefix(".corral-").permissions(usual).tempfile_in(parent).with_context(wrote)?;
+    let mut file = tokio::fs::File::from_std(part.reopen().with_context(wrote)?);
+    while let Some(chunk) = response.chunk().await.context("the answer broke off")? {
+        file.write_all(&chunk).await.with_context(wrote)?;
+    }
+    file.flush().await.with_context(wrote)?;
+    if let Some(mode) = mode {
+        file.set_permissions(Permissions::from_mode(mode)).await.with_context(wrote)?;
+    }
+    part.persist(to).map(drop).with_context(wrote)
+}
+
+/// Writes an answer's bytes to standard output.
+///
+/// # Errors
+/// The answer breaks off, or standard output is closed.
+pub async fn print(mut response: Response) -> anyhow::Result<()> {
+    while let Some(chunk) = response.chunk().await.context("the answer broke off")? {
+        io::stdout().lock().write_all(&chunk).context("cannot write to standard output")?;
+    }
+    io::stdout().lock().flush().context("cannot write to standard output")
 }
 
 fn pack(path: &Path, pipe: &mut Pipe) -> io::Result<()> {

@@ -14,6 +14,7 @@ use corral_api::catalogue::ImageList;
 use corral_api::image::{DiffOnNode, ImageDiff, ImageRecord, ImportProgress};
 use corral_api::node::RegistryImport;
 use corral_api::query::{DiffQuery, ImageUpload};
+use serde::Serialize;
 use utoipa_axum::{router::OpenApiRouter, routes};
 
 pub fn routes() -> OpenApiRouter<Gw> {
@@ -22,6 +23,7 @@ pub fn routes() -> OpenApiRouter<Gw> {
         .routes(routes!(import))
         .routes(routes!(get, upload, remove))
         .routes(routes!(diff))
+        .routes(routes!(export))
 }
 
 /// List images.
@@ -74,6 +76,15 @@ async fn get(State(gw): State<Gw>, caller: Caller, Name(name): Name) -> Answer {
     json(200, &image)
 }
 
+/// Get an image as an archive: an OCI layout that is a `docker save` archive as well.
+#[utoipa::path(get, path = "/v1/images/{name}/archive", tag = "images",
+    responses((status = 200, description = "A tar stream", body = Octets, content_type = "application/x-tar")))]
+async fn export(State(gw): State<Gw>, caller: Caller, Name(name): Name) -> Answer {
+    let project = caller.project_id.clone();
+    let image = gw.catalogue(move |c| c.image(&project, &name)).await?;
+    ask_any(&gw, caller, "/rpc/images:export", &image).await
+}
+
 /// Delete an image, with the layers that nothing else refers to.
 #[utoipa::path(delete, path = "/v1/images/{name}", tag = "images",
     responses((status = 204, description = "Deleted")))]
@@ -106,11 +117,15 @@ async fn diff(
             Ok((layers(&query.from)?, layers(&name)?))
         })
         .await?;
-    let internal = |error: serde_json::Error| Refusal::internal("writing the comparison", &error);
-    let body = serde_json::to_vec(&DiffOnNode { from, to, limit }).map_err(internal)?;
-    let mut request = Request::new(Body::from(body));
+    ask_any(&gw, caller, "/rpc/layers:diff", &DiffOnNode { from, to, limit }).await
+}
+
+/// Asks some node, and gives its answer on as it comes.
+async fn ask_any(gw: &Gw, caller: Caller, path: &str, question: &impl Serialize) -> Answer {
+    let internal = |error: serde_json::Error| Refusal::internal("writing a question for a node", &error);
+    let mut request = Request::new(Body::from(serde_json::to_vec(question).map_err(internal)?));
     *request.method_mut() = Method::POST;
     request.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
     request.extensions_mut().insert(caller);
-    gw.forward_as(gw.directory.any()?, request, "/rpc/layers:diff").await
+    gw.forward_as(gw.directory.any()?, request, path).await
 }

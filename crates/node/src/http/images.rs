@@ -5,11 +5,11 @@ use super::parts::{Answer, Body, Fail, Params, invalid, json, ndjson};
 use crate::error::{import_problem, store_problem};
 use crate::node::Core;
 use axum::extract::{Path, Request, State};
-use axum::http::StatusCode;
-use axum::response::Response;
+use axum::http::{StatusCode, header};
+use axum::response::{IntoResponse, Response};
 use corral_api::catalogue::{GcOnNode, LayerList};
 use corral_api::digest::Digest;
-use corral_api::image::{DiffOnNode, ImportProgress, LayerKind};
+use corral_api::image::{DiffOnNode, ImageRecord, ImportProgress, LayerKind};
 use corral_api::node::RegistryImport;
 use corral_api::problem::{ErrorKind, Problem};
 use corral_api::query::UploadKind;
@@ -21,6 +21,7 @@ use serde::Deserialize;
 use std::sync::Arc;
 use tokio::io::AsyncWriteExt;
 use tokio::sync::mpsc;
+use tokio_util::io::{ReaderStream, SyncIoBridge};
 
 type Node = State<Arc<Core>>;
 
@@ -204,6 +205,37 @@ pub async fn diff(State(core): Node, Body(request): Body<DiffOnNode>) -> Answer 
         tokio::task::spawn_blocking(move || core.layers.diff(&request.from, &request.to, request.limit as usize));
     let compared = compared.await.map_err(|_| Problem::new(ErrorKind::Internal, "comparing the layers failed"))?;
     json(StatusCode::OK, &compared.map_err(|e| import_problem(&e))?)
+}
+
+/// An image as an archive. What can fail is found out before the answer begins; what fails later breaks it off.
+pub async fn export(State(core): Node, Body(image): Body<ImageRecord>) -> Answer {
+    const PIPE: usize = 1 << 20;
+    const PIECE: usize = 256 << 10;
+    let digests: Vec<Digest> = image.layers.iter().map(|l| l.digest).collect();
+    core.ensure_layers(&digests, "export").await?;
+    let cancel = CancelFlag::new();
+    let on_closed = CancelOnDrop(cancel.clone());
+    let (store, flag) = (core.layers.clone(), cancel.clone());
+    let ready = tokio::task::spawn_blocking(move || store.export(&image, &flag)).await;
+    let ready = ready.map_err(|_| Problem::new(ErrorKind::Internal, "the export failed unexpectedly"))?;
+    let export = ready.map_err(|e| import_problem(&e))?;
+    let (reader, writer) = tokio::io::duplex(PIPE);
+    let writer = SyncIoBridge::new(writer);
+    let written = tokio::task::spawn_blocking(move || export.write_to(writer, &cancel));
+    let ended = futures_util::stream::once(async move {
+        let _on_closed = on_closed;
+        match written.await {
+            Ok(Ok(())) => None,
+            Ok(Err(error)) => {
+                tracing::warn!(error = %crate::error::chain(&error), "an export broke off");
+                Some(Err(std::io::Error::other("the export broke off")))
+            }
+            Err(_) => Some(Err(std::io::Error::other("the export failed unexpectedly"))),
+        }
+    });
+    let bytes = ReaderStream::with_capacity(reader, PIECE);
+    let body = axum::body::Body::from_stream(bytes.chain(ended.filter_map(std::future::ready)));
+    Ok(([(header::CONTENT_TYPE, "application/x-tar")], body).into_response())
 }
 
 pub async fn gc(State(core): Node, Body(request): Body<GcOnNode>) -> Answer {

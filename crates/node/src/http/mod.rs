@@ -61,6 +61,7 @@ pub fn router(core: Arc<Core>) -> Router {
         .route("/rpc/layers:usage", get(images::usage))
         .route("/rpc/layers:gc", post(images::gc))
         .route("/rpc/layers:diff", post(images::diff))
+        .route("/rpc/images:export", post(images::export))
         .route("/rpc/status", get(status::status))
         .route("/rpc/metrics", get(status::metrics))
         .nest("/v1/sandboxes/{id}", sandbox)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
+from contextlib import aclosing
+from pathlib import Path
 from typing import Any
 
 from .. import _tar
@@ -28,6 +30,7 @@ from .._types import (
     to_wire,
 )
 from . import _backend
+from ._save import save
 from ._transport import AsyncTransport, chunks
 
 OnProgress = Callable[[ImportProgress], None]
@@ -136,6 +139,18 @@ class AsyncImages:
             read_timeout=None,
         )
         return self._record(await _import(self._transport, request, on_progress))
+
+    async def open_export(self, name: str) -> AsyncGenerator[bytes, None]:
+        """Yields an image as an archive that docker, podman and skopeo load: OCI layout and ``docker save`` in one."""
+        request = Request("GET", path("images", name, "archive"), read_timeout=None)
+        async with self._transport.stream(request) as response:
+            async for chunk in chunks(response, self._transport.endpoint.url):
+                yield chunk
+
+    async def export(self, name: str, target: str | os.PathLike[str]) -> Path:
+        """Writes an image to an archive (see :meth:`open_export`); the target appears when it is whole."""
+        async with aclosing(self.open_export(name)) as source:
+            return await save(source, target)
 
     async def build(
         self,

@@ -16,6 +16,7 @@ from .._requests import Request, parse, path, query
 from .._retry import Repeat
 from .._types import DirectoryPage, FileStatus, WatchEvent, decode
 from . import _backend
+from ._save import save
 from ._transport import AsyncTransport, chunks
 
 _OCTETS = {"content-type": "application/octet-stream"}
@@ -128,21 +129,8 @@ class AsyncFiles:
 
     async def download(self, file: str, target: str | os.PathLike[str], *, user: str | None = None) -> Path:
         """Copies a file out, of any size in constant memory; the target appears when it is whole."""
-        final = Path(target)
-        with tempfile.NamedTemporaryFile(dir=final.parent, prefix=f".{final.name}.", delete=False) as local:
-            try:
-                async with aclosing(self.open_read(file, user=user)) as source:
-                    async for chunk in source:
-                        await _backend.in_thread(local.write, chunk)
-                local.flush()
-                umask = os.umask(0)
-                os.umask(umask)
-                os.fchmod(local.fileno(), 0o666 & ~umask)
-                os.replace(local.name, final)
-            except BaseException:
-                os.unlink(local.name)
-                raise
-        return final
+        async with aclosing(self.open_read(file, user=user)) as source:
+            return await save(source, target)
 
     async def list(
         self, directory: str, *, depth: int | None = None, limit: int | None = None, user: str | None = None

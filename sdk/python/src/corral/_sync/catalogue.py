@@ -5,7 +5,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
+from contextlib import closing
+from pathlib import Path
 from typing import Any
 
 from .. import _tar
@@ -30,6 +32,7 @@ from .._types import (
     to_wire,
 )
 from . import _backend
+from ._save import save
 from ._transport import Transport, chunks
 
 OnProgress = Callable[[ImportProgress], None]
@@ -138,6 +141,18 @@ class Images:
             read_timeout=None,
         )
         return self._record(_import(self._transport, request, on_progress))
+
+    def open_export(self, name: str) -> Generator[bytes, None, None]:
+        """Yields an image as an archive that docker, podman and skopeo load: OCI layout and ``docker save`` in one."""
+        request = Request("GET", path("images", name, "archive"), read_timeout=None)
+        with self._transport.stream(request) as response:
+            for chunk in chunks(response, self._transport.endpoint.url):
+                yield chunk
+
+    def export(self, name: str, target: str | os.PathLike[str]) -> Path:
+        """Writes an image to an archive (see :meth:`open_export`); the target appears when it is whole."""
+        with closing(self.open_export(name)) as source:
+            return save(source, target)
 
     def build(
         self,

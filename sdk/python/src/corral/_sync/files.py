@@ -18,6 +18,7 @@ from .._requests import Request, parse, path, query
 from .._retry import Repeat
 from .._types import DirectoryPage, FileStatus, WatchEvent, decode
 from . import _backend
+from ._save import save
 from ._transport import Transport, chunks
 
 _OCTETS = {"content-type": "application/octet-stream"}
@@ -128,21 +129,8 @@ class Files:
 
     def download(self, file: str, target: str | os.PathLike[str], *, user: str | None = None) -> Path:
         """Copies a file out, of any size in constant memory; the target appears when it is whole."""
-        final = Path(target)
-        with tempfile.NamedTemporaryFile(dir=final.parent, prefix=f".{final.name}.", delete=False) as local:
-            try:
-                with closing(self.open_read(file, user=user)) as source:
-                    for chunk in source:
-                        _backend.in_thread(local.write, chunk)
-                local.flush()
-                umask = os.umask(0)
-                os.umask(umask)
-                os.fchmod(local.fileno(), 0o666 & ~umask)
-                os.replace(local.name, final)
-            except BaseException:
-                os.unlink(local.name)
-                raise
-        return final
+        with closing(self.open_read(file, user=user)) as source:
+            return save(source, target)
 
     def list(
         self, directory: str, *, depth: int | None = None, limit: int | None = None, user: str | None = None
