@@ -59,6 +59,9 @@ pub struct KeyList {
 pub struct ImageList {
     /// The images, by name.
     pub images: Vec<ImageRecord>,
+    /// Give this as `cursor` for the next page; absent on the last.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub next_cursor: Option<String>,
 }
 
 /// Answer to `GET /v1/layers`.
@@ -66,6 +69,9 @@ pub struct ImageList {
 pub struct LayerList {
     /// The layers, by digest.
     pub layers: Vec<LayerRecord>,
+    /// Give this as `cursor` for the next page; absent on the last.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub next_cursor: Option<String>,
 }
 
 /// What a layer takes on a node.
@@ -167,6 +173,9 @@ pub struct GcResult {
 pub struct EnvironmentList {
     /// The environments, by name.
     pub environments: Vec<EnvironmentRecord>,
+    /// Give this as `cursor` for the next page; absent on the last.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub next_cursor: Option<String>,
 }
 
 /// Answer to `GET /v1/nodes`.

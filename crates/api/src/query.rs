@@ -31,6 +31,19 @@ pub struct ImageUpload {
     pub platform: Option<String>,
 }
 
+/// `GET /v1/images`, `GET /v1/layers` and `GET /v1/environments`.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, IntoParams)]
+#[serde(deny_unknown_fields, default)]
+#[into_params(parameter_in = Query)]
+pub struct PageQuery {
+    /// The most in one page, 1 to 10,000; 1,000 where absent.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub limit: Option<u32>,
+    /// `next_cursor` of the page before.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub cursor: Option<String>,
+}
+
 /// `GET /v1/images/{name}/diff`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, IntoParams)]
 #[serde(deny_unknown_fields)]

@@ -26,7 +26,7 @@ mod serve;
 mod state;
 mod tunnel;
 
-pub use catalogue::{Catalogue, CatalogueError};
+pub use catalogue::{Catalogue, CatalogueError, Listed, Page};
 pub use node_channel::{NodeAddress, NodeChannel, NodeError};
 pub use openapi::document as openapi_document;
 pub use serve::{Gateway, ServeError, TlsFiles};

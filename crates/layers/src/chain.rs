@@ -1,7 +1,8 @@
 //! Which stored layer a run of source layers became, so that importing again need not unpack again.
 //!
-//! A run is known by the stored layers beneath it and the diff ids in it. Where a run ends depends on the image and the
-//! threshold alone, never on what the store happens to hold, so that two nodes agree on an image's digest.
+//! A run is known by the stored layers beneath it, the diff ids in it and, where a large layer ended it, the one that
+//! follows. Where a run ends depends on the image and the threshold alone, never on what the store happens to hold, so
+//! that two nodes agree on an image's digest.
 
 use crate::record;
 use crate::store::LayerStore;
@@ -12,7 +13,7 @@ use serde_json::json;
 use std::path::PathBuf;
 
 /// Raise when the same source would give another stored layer.
-const FORMAT: u32 = 2;
+const FORMAT: u32 = 3;
 
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct Chain {
@@ -21,8 +22,11 @@ pub(crate) struct Chain {
     pub(crate) unpacked_bytes: u64,
 }
 
-fn path(store: &LayerStore, lower: &[Digest], diff_ids: &[Digest], run_bytes: u64) -> PathBuf {
-    let key = json!({"format": FORMAT, "run_bytes": run_bytes, "lower": lower, "diff_ids": diff_ids});
+/// The diff ids of a run, and of the large layer that follows and ended it.
+pub(crate) type Run<'a> = (&'a [Digest], Option<Digest>);
+
+fn path(store: &LayerStore, lower: &[Digest], (diff_ids, follows): Run<'_>, large: u64) -> PathBuf {
+    let key = json!({"format": FORMAT, "large": large, "lower": lower, "diff_ids": diff_ids, "follows": follows});
     store.chains_dir().join(format!("{}.json", record::canonical_digest(&key).hex()))
 }
 
@@ -31,19 +35,23 @@ pub(crate) fn find(
     store: &LayerStore,
     lower: &[Digest],
     diff_ids: &[Digest],
-    run_bytes: u64,
+    large: u64,
 ) -> Option<(usize, LayerRecord)> {
+    let read = |run: Run<'_>| {
+        let path = path(store, lower, run, large);
+        record::read::<Chain>(&path).unwrap_or_else(|e| {
+            tracing::warn!(path = %path.display(), error = %e, "chain record left aside");
+            None
+        })
+    };
     for covered in (1..=diff_ids.len()).rev() {
-        let path = path(store, lower, &diff_ids[..covered], run_bytes);
-        match record::read::<Chain>(&path) {
-            Ok(Some(chain)) => {
-                let ends_here = covered == diff_ids.len() || chain.unpacked_bytes >= run_bytes;
-                if ends_here && let Ok(layer) = store.get(&chain.digest) {
-                    return Some((covered, layer));
-                }
-            }
-            Ok(None) => {}
-            Err(e) => tracing::warn!(path = %path.display(), error = %e, "chain record left aside"),
+        let (ids, last) = (&diff_ids[..covered], covered == diff_ids.len());
+        let whole = read((ids, None)).filter(|chain| last || chain.unpacked_bytes >= large);
+        let ended = || diff_ids.get(covered).and_then(|follows| read((ids, Some(*follows))));
+        if let Some(chain) = whole.or_else(ended)
+            && let Ok(layer) = store.get(&chain.digest)
+        {
+            return Some((covered, layer));
         }
     }
     None
@@ -53,9 +61,9 @@ pub(crate) fn find(
 pub(crate) fn remember(
     store: &LayerStore,
     lower: &[Digest],
-    diff_ids: &[Digest],
-    run_bytes: u64,
+    run: Run<'_>,
+    large: u64,
     chain: &Chain,
 ) -> Result<(), crate::error::StoreError> {
-    record::write(&path(store, lower, diff_ids, run_bytes), &store.staging_dir(), chain)
+    record::write(&path(store, lower, run, large), &store.staging_dir(), chain)
 }

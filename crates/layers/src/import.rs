@@ -3,8 +3,12 @@
 //! ```text
 //! plan ─▶ run known? ──yes──▶ reuse ─┐
 //!           │ no                     ├─▶ next run … ─▶ ImageRecord
-//!           └─▶ apply layers until run_bytes ─▶ pack ─▶ publish ─▶ remember
+//!           └─▶ apply layers ─▶ pack ─▶ publish ─▶ remember
 //! ```
+//!
+//! A large source layer is a run of its own, so that images that share it share what is stored and an upgrade of what
+//! lies around it does not touch it. Small ones in a row are collapsed, since each stored layer costs every sandbox a
+//! lookup. What is large grows with the number of stored layers, so that no image becomes many.
 
 use crate::chain::{self, Chain};
 use crate::config::{CancelFlag, ImportOptions, ProgressFn};
@@ -14,11 +18,13 @@ use crate::extract::{Budget, Expected, apply_stream};
 use crate::lower::LowerView;
 use crate::pack;
 use crate::scrub::Scrub;
-use crate::source::{self, Content, ImageSource, OpenedImage, SourceLayer};
+use crate::source::{self, Content, ImageSource, Local, OpenedImage, SourceLayer};
 use crate::stage::{Stage, StageError};
 use crate::store::LayerStore;
+use crate::stream;
 use corral_api::digest::Digest;
 use corral_api::image::{ImageRecord, ImportProgress, LayerKind, LayerRecord};
+use std::io::{self, Read as _};
 use std::path::Path;
 
 impl LayerStore {
@@ -72,25 +78,29 @@ impl Import<'_> {
     fn all_runs(&self, image: &mut OpenedImage) -> Result<Vec<LayerRecord>, ImportError> {
         let mut stored: Vec<LayerRecord> = Vec::new();
         let mut budget = Budget::new(self.options.limits);
+        let mut fetched = None;
         let mut next = 0;
         while next < image.layers.len() {
             let lower: Vec<Digest> = stored.iter().map(|l| l.digest).collect();
+            let large = large_from(self.options.run_bytes, stored.len());
             let known: Option<Vec<Digest>> = image.layers[next..].iter().map(|l| l.diff_id).collect();
             if let Some(ids) = &known
-                && let Some((covered, layer)) = chain::find(self.store, &lower, ids, self.options.run_bytes)
+                && let Some((covered, layer)) = chain::find(self.store, &lower, ids, large)
             {
                 (self.progress)(ImportProgress::Stored { digest: layer.digest, bytes: layer.size_bytes });
                 stored.push(LayerRecord { kind: LayerKind::Base, at: "/".to_owned(), ..layer });
                 next += covered;
+                fetched.take().map_or(Ok(()), Local::discard)?;
                 continue;
             }
             // What is beneath is now known to be incomplete; everything from here on has to be fetched.
             image.fetch_from(next)?;
             let before = budget.bytes;
-            let (layer, end) = self.one_run(image, next, &stored, &mut budget)?;
+            let (layer, end) = self.one_run(image, next, large, &stored, &mut budget, &mut fetched)?;
             let chain = Chain { digest: layer.digest, unpacked_bytes: budget.bytes - before };
             if let Some(ids) = &known {
-                chain::remember(self.store, &lower, &ids[..end - next], self.options.run_bytes, &chain)?;
+                let follows = fetched.is_some().then(|| ids[end - next]);
+                chain::remember(self.store, &lower, (&ids[..end - next], follows), large, &chain)?;
             }
             stored.push(layer);
             next = end;
@@ -102,21 +112,32 @@ impl Import<'_> {
         Ok(stored)
     }
 
-    /// Applies layers from `first` on until the run is full. Returns the stored layer and the index after the run.
+    /// Applies layers from `first` on until the run has `large` bytes or so large a layer follows, whose bytes are left
+    /// in `fetched` then. Returns the stored layer and the index after the run.
     fn one_run(
         &self,
         image: &mut OpenedImage,
         first: usize,
+        large: u64,
         below: &[LayerRecord],
         budget: &mut Budget,
+        fetched: &mut Option<Local>,
     ) -> Result<(LayerRecord, usize), ImportError> {
         let files = below.iter().map(|l| self.store.check(&l.digest)).collect::<Result<Vec<_>, _>>()?;
         let run = self.work.join(format!("run-{first}"));
         let mut stage = Stage::create(&run, LowerView::open(&files)?).map_err(|e| host_error(e, &run))?;
         let before = budget.bytes;
         let mut next = first;
-        while next < image.layers.len() && (next == first || budget.bytes - before < self.options.run_bytes) {
-            self.apply(&mut stage, image, next, budget)?;
+        while next < image.layers.len() && (next == first || budget.bytes - before < large) {
+            let local = match fetched.take() {
+                Some(local) => local,
+                None => image.content(next, self.cancel, self.progress)?,
+            };
+            if next > first && unpacks_to(&local, &image.layers[next], large) {
+                *fetched = Some(local);
+                break;
+            }
+            self.apply(&mut stage, &image.layers[next], next, local, budget)?;
             next += 1;
         }
         let index = u32::try_from(below.len()).unwrap_or(u32::MAX);
@@ -130,12 +151,11 @@ impl Import<'_> {
     fn apply(
         &self,
         stage: &mut Stage,
-        image: &mut OpenedImage,
+        layer: &SourceLayer,
         index: usize,
+        local: Local,
         budget: &mut Budget,
     ) -> Result<(), ImportError> {
-        let local = image.content(index, self.cancel, self.progress)?;
-        let layer = &image.layers[index];
         match &layer.content {
             Content::Directory(source) => {
                 DirCopy { source, at: &[], owner: None, cancel: self.cancel }.run(stage, budget)
@@ -157,6 +177,20 @@ impl Import<'_> {
             }
         }
     }
+}
+
+/// From how many bytes on a source layer is large, above so many stored ones. It must not depend on anything else: two
+/// nodes agree on what an image becomes.
+fn large_from(run_bytes: u64, stored: usize) -> u64 {
+    const SAME: usize = 8;
+    run_bytes.saturating_mul(1 << (2 * (stored / SAME).min(16)))
+}
+
+/// Whether a layer's archive has so many bytes. One that cannot be read is told as it is applied.
+fn unpacks_to(local: &Local, layer: &SourceLayer, bytes: u64) -> bool {
+    let Ok(raw) = local.open() else { return false };
+    let Ok(decoded) = stream::decode(raw, layer.codec) else { return false };
+    io::copy(&mut decoded.take(bytes), &mut io::sink()).is_ok_and(|n| n == bytes)
 }
 
 fn expected(layer: &SourceLayer) -> Expected {

@@ -284,6 +284,49 @@ fn a_hundred_and_twenty_layers_become_few_and_are_reused() {
 }
 
 #[test]
+fn large_layers_stay_apart_and_what_lies_between_is_collapsed() {
+    let d = TestDir::new();
+    let store = d.store();
+    let small = |n: usize| tar(&[file(format!("small{n}"), n.to_string())]);
+    let large = |n: usize| tar(&[file(format!("large{n}"), vec![n as u8; 200_000])]);
+    let rule = ImportOptions { run_bytes: 100_000, ..options() };
+    let built = Mutex::new(0);
+    let count = |p: ImportProgress| *built.lock().unwrap() += usize::from(matches!(p, ImportProgress::Building { .. }));
+    let import = |name: &str, layers: &[Vec<u8>]| {
+        *built.lock().unwrap() = 0;
+        let image = store.import_image(&archive(&d, name, layers), &rule, &CancelFlag::new(), &count).unwrap();
+        let tree = merged(&d, &store, &image).tree();
+        (image.layers.iter().map(|l| l.digest).collect::<Vec<_>>(), names(&tree).len(), *built.lock().unwrap())
+    };
+    let (first, entries, made) =
+        import("a", &[small(1), small(2), large(3), small(4), small(5), large(6), large(7), small(8)]);
+    assert_eq!((first.len(), entries, made), (6, 8, 6), "1+2, 3, 4+5, 6, 7, 8");
+    // Another image of the same large layers, with others between: these are stored already.
+    let (second, entries, made) = import("b", &[small(1), small(2), large(3), small(9), large(6), large(7)]);
+    assert_eq!((second.len(), entries), (5, 6));
+    assert_eq!([second[0], second[1], second[3], second[4]], [first[0], first[1], first[3], first[4]]);
+    assert_eq!(made, 3, "all above a new layer is looked at, one is new");
+    let (_, _, made) = import("b", &[small(1), small(2), large(3), small(9), large(6), large(7)]);
+    assert_eq!(made, 0);
+    // A run that was ended by a large layer goes on where none follows.
+    let (third, _, _) = import("c", &[small(1), small(2)]);
+    assert_eq!(third, first[..1]);
+    let (fourth, entries, _) = import("d", &[small(1), small(2), small(3)]);
+    assert_eq!((fourth.len(), entries), (1, 3));
+}
+
+#[test]
+fn no_image_becomes_many_layers() {
+    let d = TestDir::new();
+    let store = d.store();
+    let layers: Vec<_> = (0..60).map(|n| tar(&[file(format!("f{n}"), vec![n as u8; 30_000])])).collect();
+    let rule = ImportOptions { run_bytes: 20_000, ..options() };
+    let image = import(&store, &archive(&d, "image.tar", &layers), &rule).unwrap();
+    assert!((17..=22).contains(&image.layers.len()), "{} layers", image.layers.len());
+    assert_eq!(names(&merged(&d, &store, &image).tree()).len(), 60);
+}
+
+#[test]
 fn an_equal_layer_twice_in_an_image_is_stacked_once() {
     let d = TestDir::new();
     let store = d.store();

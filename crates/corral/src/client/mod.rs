@@ -167,6 +167,21 @@ pub async fn fetch<T: DeserializeOwned>(request: RequestBuilder) -> anyhow::Resu
     serde_json::from_slice(&body).context("the server's answer cannot be read")
 }
 
+/// Reads a list page by page. `take` keeps what is on a page and gives its `next_cursor`.
+///
+/// # Errors
+/// As [`fetch`].
+pub async fn fetch_pages<T: DeserializeOwned>(
+    request: impl Fn() -> RequestBuilder,
+    mut take: impl FnMut(T) -> Option<String>,
+) -> anyhow::Result<()> {
+    let mut cursor = take(fetch(request()).await?);
+    while let Some(after) = cursor {
+        cursor = take(fetch(request().query(&[("cursor", &after)])).await?).filter(|next| *next != after);
+    }
+    Ok(())
+}
+
 fn unreachable(error: reqwest::Error) -> anyhow::Error {
     let at = error.url().map(|url| url.origin().ascii_serialization()).unwrap_or_default();
     let text = if error.is_connect() {

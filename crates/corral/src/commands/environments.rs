@@ -2,7 +2,7 @@
 
 use super::delete_each;
 use crate::cli::{EnvCommand, EnvCreateArgs};
-use crate::client::{Client, fetch};
+use crate::client::{Client, fetch, fetch_pages};
 use crate::output::{print_json, print_line, print_table};
 use anyhow::Context as _;
 use corral_api::catalogue::EnvironmentList;
@@ -23,7 +23,12 @@ pub async fn run(client: &Client, command: &EnvCommand, json: bool) -> anyhow::R
             }
         }
         EnvCommand::Ls => {
-            let list: EnvironmentList = fetch(client.get(&["v1", "environments"])).await?;
+            let mut list = EnvironmentList { environments: Vec::new(), next_cursor: None };
+            let take = |page: EnvironmentList| {
+                list.environments.extend(page.environments);
+                page.next_cursor
+            };
+            fetch_pages(|| client.get(&["v1", "environments"]), take).await?;
             if json {
                 print_json(&list)?;
             } else {

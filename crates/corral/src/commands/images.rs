@@ -3,7 +3,7 @@
 use super::transfer::{self, Upload};
 use super::{build, delete_each};
 use crate::cli::{ImageCommand, ImportArgs, KindArg, LayerCommand};
-use crate::client::{ApiError, Client, Lines, fetch, send};
+use crate::client::{ApiError, Client, Lines, fetch, fetch_pages, send};
 use crate::output::{bytes, print_json, print_json_line, print_line, print_table, printable};
 use anyhow::Context as _;
 use corral_api::catalogue::{GcResult, GcSpec, ImageList, LayerList, LayerUsageList};
@@ -23,7 +23,12 @@ pub async fn image(client: &Client, command: &ImageCommand, json: bool) -> anyho
         ImageCommand::Import(args) => import(client, args, json).await?,
         ImageCommand::Build(args) => build::build(client, args, json).await?,
         ImageCommand::Ls => {
-            let list: ImageList = fetch(client.get(&["v1", "images"])).await?;
+            let mut list = ImageList { images: Vec::new(), next_cursor: None };
+            let take = |page: ImageList| {
+                list.images.extend(page.images);
+                page.next_cursor
+            };
+            fetch_pages(|| client.get(&["v1", "images"]), take).await?;
             if json {
                 print_json(&list)?;
             } else {
@@ -84,7 +89,12 @@ pub async fn layer(client: &Client, command: &LayerCommand, json: bool) -> anyho
             follow(Lines::new(response), json).await?;
         }
         LayerCommand::Ls => {
-            let list: LayerList = fetch(client.get(&["v1", "layers"])).await?;
+            let mut list = LayerList { layers: Vec::new(), next_cursor: None };
+            let take = |page: LayerList| {
+                list.layers.extend(page.layers);
+                page.next_cursor
+            };
+            fetch_pages(|| client.get(&["v1", "layers"]), take).await?;
             if json {
                 print_json(&list)?;
             } else {

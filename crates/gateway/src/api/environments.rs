@@ -1,6 +1,8 @@
 //! Environments: named in the catalogue.
 
-use crate::extract::{Json, Name, json};
+use super::page;
+use crate::catalogue::Listed;
+use crate::extract::{Json, Name, Parameters, json};
 use crate::refusal::Answer;
 use crate::state::{Caller, Gw};
 use axum::extract::State;
@@ -8,6 +10,7 @@ use axum::http::StatusCode;
 use axum::response::IntoResponse as _;
 use corral_api::catalogue::EnvironmentList;
 use corral_api::environment::{EnvironmentRecord, EnvironmentSpec};
+use corral_api::query::PageQuery;
 use utoipa_axum::{router::OpenApiRouter, routes};
 
 pub fn routes() -> OpenApiRouter<Gw> {
@@ -15,11 +18,13 @@ pub fn routes() -> OpenApiRouter<Gw> {
 }
 
 /// List environments.
-#[utoipa::path(get, path = "/v1/environments", tag = "environments",
-    responses((status = 200, description = "By name", body = EnvironmentList)))]
-async fn list(State(gw): State<Gw>, caller: Caller) -> Answer {
-    let environments = gw.catalogue(move |c| c.environments(&caller.project_id)).await?;
-    json(200, &EnvironmentList { environments })
+#[utoipa::path(get, path = "/v1/environments", tag = "environments", params(PageQuery),
+    responses((status = 200, description = "A page, by name", body = EnvironmentList)))]
+async fn list(State(gw): State<Gw>, caller: Caller, Parameters(query): Parameters<PageQuery>) -> Answer {
+    let page = page(query)?;
+    let Listed { records: environments, next: next_cursor } =
+        gw.catalogue(move |c| c.environments(&caller.project_id, &page)).await?;
+    json(200, &EnvironmentList { environments, next_cursor })
 }
 
 /// Get an environment.

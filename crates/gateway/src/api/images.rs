@@ -1,7 +1,7 @@
 //! Images: imported on a node, named in the catalogue.
 
-use super::{imports, layers};
-use crate::catalogue::check_name;
+use super::{imports, layers, page};
+use crate::catalogue::{Listed, check_name};
 use crate::extract::{Checked, Name, Parameters, json};
 use crate::octets::Octets;
 use crate::refusal::{Answer, Refusal};
@@ -13,7 +13,7 @@ use axum::response::IntoResponse as _;
 use corral_api::catalogue::ImageList;
 use corral_api::image::{DiffOnNode, ImageDiff, ImageRecord, ImportProgress};
 use corral_api::node::RegistryImport;
-use corral_api::query::{DiffQuery, ImageUpload};
+use corral_api::query::{DiffQuery, ImageUpload, PageQuery};
 use serde::Serialize;
 use utoipa_axum::{router::OpenApiRouter, routes};
 
@@ -27,11 +27,13 @@ pub fn routes() -> OpenApiRouter<Gw> {
 }
 
 /// List images.
-#[utoipa::path(get, path = "/v1/images", tag = "images",
-    responses((status = 200, description = "By name", body = ImageList)))]
-async fn list(State(gw): State<Gw>, caller: Caller) -> Answer {
-    let images = gw.catalogue(move |c| c.images(&caller.project_id)).await?;
-    json(200, &ImageList { images })
+#[utoipa::path(get, path = "/v1/images", tag = "images", params(PageQuery),
+    responses((status = 200, description = "A page, by name", body = ImageList)))]
+async fn list(State(gw): State<Gw>, caller: Caller, Parameters(query): Parameters<PageQuery>) -> Answer {
+    let page = page(query)?;
+    let Listed { records: images, next: next_cursor } =
+        gw.catalogue(move |c| c.images(&caller.project_id, &page)).await?;
+    json(200, &ImageList { images, next_cursor })
 }
 
 /// Import an image from a registry.

@@ -1,6 +1,7 @@
 //! Layers: built on a node, listed in the catalogue.
 
-use super::imports;
+use super::{imports, page};
+use crate::catalogue::Listed;
 use crate::directory::DOCUMENT_LIMIT;
 use crate::extract::{Json, Name, Parameters, json};
 use crate::octets::Octets;
@@ -14,7 +15,7 @@ use corral_api::catalogue::{GcOnNode, GcResult, GcSpec, LayerList, LayerUsageLis
 use corral_api::digest::Digest;
 use corral_api::image::ImportProgress;
 use corral_api::problem::{ErrorKind, Problem};
-use corral_api::query::LayerUpload;
+use corral_api::query::{LayerUpload, PageQuery};
 use utoipa_axum::{router::OpenApiRouter, routes};
 
 pub fn routes() -> OpenApiRouter<Gw> {
@@ -22,11 +23,13 @@ pub fn routes() -> OpenApiRouter<Gw> {
 }
 
 /// List layers.
-#[utoipa::path(get, path = "/v1/layers", tag = "layers",
-    responses((status = 200, description = "By digest", body = LayerList)))]
-async fn list(State(gw): State<Gw>, caller: Caller) -> Answer {
-    let layers = gw.catalogue(move |c| c.layers(&caller.project_id)).await?;
-    json(200, &LayerList { layers })
+#[utoipa::path(get, path = "/v1/layers", tag = "layers", params(PageQuery),
+    responses((status = 200, description = "A page, by digest", body = LayerList)))]
+async fn list(State(gw): State<Gw>, caller: Caller, Parameters(query): Parameters<PageQuery>) -> Answer {
+    let page = page(query)?;
+    let Listed { records: layers, next: next_cursor } =
+        gw.catalogue(move |c| c.layers(&caller.project_id, &page)).await?;
+    json(200, &LayerList { layers, next_cursor })
 }
 
 /// Build a workspace or toolkit layer from a tar stream.

@@ -14,7 +14,10 @@ mod system;
 
 pub use layers::delete_orphans;
 
+use crate::catalogue::Page;
+use crate::refusal::Refusal;
 use crate::state::Gw;
+use corral_api::query::PageQuery;
 use utoipa_axum::router::OpenApiRouter;
 
 /// All routes with their descriptions.
@@ -30,4 +33,13 @@ pub fn routes() -> OpenApiRouter<Gw> {
         .merge(environments::routes())
         .merge(keys::routes())
         .merge(system::routes())
+}
+
+/// The page that a query asks for.
+fn page(query: PageQuery) -> Result<Page, Refusal> {
+    let limit = query.limit.unwrap_or(Page::USUAL);
+    if !(1..=Page::MOST).contains(&limit) {
+        return Err(Refusal::invalid(format!("limit: 1 to {}", Page::MOST)));
+    }
+    Ok(Page { after: query.cursor.unwrap_or_default(), limit })
 }

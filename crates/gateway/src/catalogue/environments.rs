@@ -1,6 +1,6 @@
 //! Environments: named specifications.
 
-use super::{Catalogue, CatalogueError, NOW, check_name, compose, layers};
+use super::{Catalogue, CatalogueError, Listed, NOW, Page, check_name, compose, layers, page};
 use corral_api::environment::{EnvironmentRecord, EnvironmentSpec};
 use rusqlite::{Connection, OptionalExtension as _};
 
@@ -61,12 +61,12 @@ impl Catalogue {
         })
     }
 
-    /// All environments of a project, by name.
+    /// Environments of a project, by name.
     ///
     /// # Errors
     /// The database fails or a record is damaged.
-    pub fn environments(&self, project: &str) -> Result<Vec<EnvironmentRecord>, CatalogueError> {
-        layers::list(&self.connection(), "environments", "name", project, "environment")
+    pub fn environments(&self, project: &str, page: &Page) -> Result<Listed<EnvironmentRecord>, CatalogueError> {
+        page::list(&self.connection(), ("environments", "name"), project, "environment", page)
     }
 
     /// An environment.

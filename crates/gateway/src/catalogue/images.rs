@@ -1,6 +1,6 @@
 //! Images: names of imported layers and their configuration.
 
-use super::{Catalogue, CatalogueError, NOW, check_name, layers};
+use super::{Catalogue, CatalogueError, Listed, NOW, Page, check_name, layers, page};
 use corral_api::digest::Digest;
 use corral_api::image::ImageRecord;
 use rusqlite::{Connection, OptionalExtension as _};
@@ -55,12 +55,12 @@ impl Catalogue {
         })
     }
 
-    /// All images of a project, by name.
+    /// Images of a project, by name.
     ///
     /// # Errors
     /// The database fails or a record is damaged.
-    pub fn images(&self, project: &str) -> Result<Vec<ImageRecord>, CatalogueError> {
-        layers::list(&self.connection(), "images", "name", project, "image")
+    pub fn images(&self, project: &str, page: &Page) -> Result<Listed<ImageRecord>, CatalogueError> {
+        page::list(&self.connection(), ("images", "name"), project, "image", page)
     }
 
     /// An image by name or digest.

@@ -1,33 +1,13 @@
 //! Layers: what is stored on the nodes and what refers to it.
 
-use super::{Catalogue, CatalogueError, NOW, build_cache};
+use super::{Catalogue, CatalogueError, Listed, NOW, Page, build_cache, page};
 use corral_api::digest::Digest;
 use corral_api::image::LayerRecord;
 use rusqlite::{Connection, OptionalExtension as _};
 use serde::Serialize;
-use serde::de::DeserializeOwned;
 
 pub(super) fn to_json<T: Serialize>(what: &'static str, name: &str, record: &T) -> Result<String, CatalogueError> {
     serde_json::to_string(record).map_err(|source| CatalogueError::Damaged { what, name: name.into(), source })
-}
-
-/// All records of a table, by its key column. Table and column are constants of this crate.
-pub(super) fn list<T: DeserializeOwned>(
-    connection: &Connection,
-    table: &'static str,
-    key: &'static str,
-    project: &str,
-    what: &'static str,
-) -> Result<Vec<T>, CatalogueError> {
-    let rows: Vec<(String, String)> = connection
-        .prepare_cached(&format!("SELECT {key}, record FROM {table} WHERE project_id = ?1 ORDER BY {key}"))
-        .and_then(|mut s| s.query_map([project], |row| Ok((row.get(0)?, row.get(1)?)))?.collect())
-        .map_err(|source| CatalogueError::Sql { op: "listing records", source })?;
-    rows.into_iter()
-        .map(|(name, text)| {
-            serde_json::from_str(&text).map_err(|source| CatalogueError::Damaged { what, name, source })
-        })
-        .collect()
 }
 
 pub(super) fn insert(connection: &Connection, project: &str, layer: &LayerRecord) -> Result<(), CatalogueError> {
@@ -108,12 +88,12 @@ impl Catalogue {
         Ok(digests)
     }
 
-    /// All layers of a project, by digest.
+    /// Layers of a project, by digest.
     ///
     /// # Errors
     /// The database fails or a record is damaged.
-    pub fn layers(&self, project: &str) -> Result<Vec<LayerRecord>, CatalogueError> {
-        list(&self.connection(), "layers", "digest", project, "layer")
+    pub fn layers(&self, project: &str, page: &Page) -> Result<Listed<LayerRecord>, CatalogueError> {
+        page::list(&self.connection(), ("layers", "digest"), project, "layer", page)
     }
 
     /// Deletes a layer's record, and returns it so that it can be put back when no node can delete the layer.

@@ -11,12 +11,14 @@ mod error;
 mod images;
 mod keys;
 mod layers;
+mod page;
 mod resolve;
 
 pub use build_cache::MAX_ENTRIES as MAX_BUILT_STEPS;
 pub use compose::MAX_LAYERS;
 pub use error::CatalogueError;
 pub use keys::VerifiedKey;
+pub use page::{Listed, Page};
 
 use cached::Cached;
 use corral_api::environment::ResolvedEnvironment;
@@ -27,6 +29,10 @@ use std::time::Duration;
 
 const SCHEMA: &str = include_str!("schema.sql");
 const BUILD_CACHE: &str = include_str!("build_cache.sql");
+/// So that a record that goes finds what goes with it, among a hundred thousand.
+const INDEXES: &str = "
+    CREATE INDEX IF NOT EXISTS image_layers_by_image ON image_layers (project_id, image);
+    CREATE INDEX IF NOT EXISTS environment_layers_by_environment ON environment_layers (project_id, environment);";
 const SCHEMA_VERSION: i64 = 1;
 /// Keys and environments kept in memory.
 const CACHED: usize = 4096;
@@ -81,6 +87,7 @@ impl Catalogue {
             }
         }
         connection.execute_batch(BUILD_CACHE).map_err(open)?;
+        connection.execute_batch(INDEXES).map_err(open)?;
         Ok(Self { connection: Mutex::new(connection), verified: Cached::new(CACHED), resolved: Cached::new(CACHED) })
     }
 

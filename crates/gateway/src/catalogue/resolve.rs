@@ -77,6 +77,7 @@ impl Catalogue {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::catalogue::Page;
     use corral_api::digest::Digest;
     use corral_api::environment::EnvironmentSpec;
     use corral_api::image::{ImageConfig, ImageRecord, LayerKind, LayerRecord};
@@ -184,6 +185,6 @@ mod tests {
         catalogue.delete_environment("default", "task").unwrap();
         assert_eq!(catalogue.delete_image("default", "base").unwrap(), [Digest::of(b"b")], "a is other's too");
         assert_eq!(catalogue.delete_layer("default", &toolkit.digest).unwrap(), toolkit);
-        assert_eq!(catalogue.layers("default").unwrap().len(), 2);
+        assert_eq!(catalogue.layers("default", &Page::default()).unwrap().records.len(), 2);
     }
 }

@@ -248,7 +248,7 @@ pub async fn layers(State(core): Node) -> Answer {
     let layers = listed
         .map_err(|_| Problem::new(ErrorKind::Internal, "listing the layers failed"))?
         .map_err(|e| store_problem(&e))?;
-    json(StatusCode::OK, &LayerList { layers })
+    json(StatusCode::OK, &LayerList { layers, next_cursor: None })
 }
 
 pub async fn delete_layer(State(core): Node, Path(text): Path<String>) -> Answer {

@@ -84,6 +84,18 @@ async def _import(transport: AsyncTransport, request: Request, on_progress: OnPr
     return await _follow(transport, request, told, "import")
 
 
+async def _all(transport: AsyncTransport, what: str) -> list[Mapping[str, Any]]:
+    """A list from all its pages."""
+    items: list[Mapping[str, Any]] = []
+    cursor: str | None = None
+    while True:
+        page = await transport.json(Request("GET", path(what), params=query(cursor=cursor)))
+        items += page[what]
+        cursor = page.get("next_cursor")
+        if not cursor:
+            return items
+
+
 class AsyncImages:
     """Imported images."""
 
@@ -202,8 +214,7 @@ class AsyncImages:
 
     async def list(self) -> list[ImageRecord]:
         """The images, by name."""
-        listed = await self._transport.json(Request("GET", path("images")))
-        return [decode(ImageRecord, image) for image in listed["images"]]
+        return [decode(ImageRecord, image) for image in await _all(self._transport, "images")]
 
     async def get(self, name: str) -> ImageRecord:
         """An image by its name."""
@@ -252,8 +263,7 @@ class AsyncLayers:
 
     async def list(self) -> list[LayerRecord]:
         """The layers, by digest."""
-        listed = await self._transport.json(Request("GET", path("layers")))
-        return [decode(LayerRecord, layer) for layer in listed["layers"]]
+        return [decode(LayerRecord, layer) for layer in await _all(self._transport, "layers")]
 
     async def delete(self, digest: str) -> None:
         """Deletes a layer that nothing uses."""
@@ -277,8 +287,7 @@ class AsyncEnvironments:
 
     async def list(self) -> list[EnvironmentRecord]:
         """The environments, by name."""
-        listed = await self._transport.json(Request("GET", path("environments")))
-        return [decode(EnvironmentRecord, item) for item in listed["environments"]]
+        return [decode(EnvironmentRecord, item) for item in await _all(self._transport, "environments")]
 
     async def delete(self, name: str) -> None:
         """Deletes an environment; its image and layers stay."""

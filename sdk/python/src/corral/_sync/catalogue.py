@@ -86,6 +86,18 @@ def _import(transport: Transport, request: Request, on_progress: OnProgress | No
     return _follow(transport, request, told, "import")
 
 
+def _all(transport: Transport, what: str) -> list[Mapping[str, Any]]:
+    """A list from all its pages."""
+    items: list[Mapping[str, Any]] = []
+    cursor: str | None = None
+    while True:
+        page = transport.json(Request("GET", path(what), params=query(cursor=cursor)))
+        items += page[what]
+        cursor = page.get("next_cursor")
+        if not cursor:
+            return items
+
+
 class Images:
     """Imported images."""
 
@@ -204,8 +216,7 @@ class Images:
 
     def list(self) -> list[ImageRecord]:
         """The images, by name."""
-        listed = self._transport.json(Request("GET", path("images")))
-        return [decode(ImageRecord, image) for image in listed["images"]]
+        return [decode(ImageRecord, image) for image in _all(self._transport, "images")]
 
     def get(self, name: str) -> ImageRecord:
         """An image by its name."""
@@ -252,8 +263,7 @@ class Layers:
 
     def list(self) -> list[LayerRecord]:
         """The layers, by digest."""
-        listed = self._transport.json(Request("GET", path("layers")))
-        return [decode(LayerRecord, layer) for layer in listed["layers"]]
+        return [decode(LayerRecord, layer) for layer in _all(self._transport, "layers")]
 
     def delete(self, digest: str) -> None:
         """Deletes a layer that nothing uses."""
@@ -277,8 +287,7 @@ class Environments:
 
     def list(self) -> list[EnvironmentRecord]:
         """The environments, by name."""
-        listed = self._transport.json(Request("GET", path("environments")))
-        return [decode(EnvironmentRecord, item) for item in listed["environments"]]
+        return [decode(EnvironmentRecord, item) for item in _all(self._transport, "environments")]
 
     def delete(self, name: str) -> None:
         """Deletes an environment; its image and layers stay."""
