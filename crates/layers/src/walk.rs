@@ -16,6 +16,9 @@ const OVERLAYS_OWN: [&[u8]; 4] =
 /// Prefixes that a layer can hold.
 const STORED: [&[u8]; 4] = [b"user.", b"trusted.", b"security.", b"system.posix_acl_"];
 
+/// So many names are announced at once.
+const AHEAD: usize = 64;
+
 /// An extended attribute: name and value.
 pub(crate) type Xattr = (Vec<u8>, Vec<u8>);
 
@@ -32,6 +35,9 @@ pub(crate) trait Visitor {
 
     /// The directory that was entered last and not left yet, after what is in it.
     fn leave(&mut self);
+
+    /// What comes soon in a directory, the last of it first, so that its reading can begin.
+    fn ahead(&mut self, _dir: &OwnedFd, _names: &[CString]) {}
 }
 
 /// Something in a tree.
@@ -92,6 +98,8 @@ struct Level {
     identity: (u64, u64),
     /// Names still to visit, last first.
     names: Vec<CString>,
+    /// So many of them were not announced yet.
+    announced: usize,
     /// Length of its path below the top.
     path_len: usize,
 }
@@ -107,6 +115,11 @@ pub(crate) fn walk(top: &Path, visitor: &mut impl Visitor, cancel: &CancelFlag) 
             return Err(ImportError::Cancelled);
         }
         path.truncate(current.path_len);
+        if current.announced > 0 && current.names.len() <= current.announced + AHEAD / 2 {
+            let next = current.announced.saturating_sub(AHEAD);
+            visitor.ahead(&dir, &current.names[next..current.announced]);
+            current.announced = next;
+        }
         let Some(name) = current.names.pop() else {
             levels.pop();
             visitor.leave();
@@ -150,7 +163,7 @@ fn enter(top: &Path, dir: &OwnedFd, path: &[u8], visitor: &mut impl Visitor) -> 
     }
     names.sort_unstable_by(|a, b| b.cmp(a));
     visitor.enter(&Entry { top, dir, name: c".", path, stat: &stat })?;
-    Ok(Level { identity: (stat.st_dev, stat.st_ino), names, path_len: path.len() })
+    Ok(Level { identity: (stat.st_dev, stat.st_ino), announced: names.len(), names, path_len: path.len() })
 }
 
 /// Goes up, and makes sure that it is where the walk came from.
