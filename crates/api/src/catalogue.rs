@@ -129,7 +129,7 @@ pub struct LayerUsageList {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct GcSpec {
-    /// How long what nothing needs stays in the shared store, in milliseconds. A day where absent.
+    /// How long what nothing needs stays on the node and in the shared store, in milliseconds. A day where absent.
     #[serde(default = "a_day")]
     pub grace_ms: u64,
     /// Only tell what would be removed.
@@ -164,6 +164,15 @@ pub struct GcResult {
     pub waiting: u64,
     /// Bytes of packs that are needed.
     pub kept_bytes: u64,
+    /// Uploads to a directory store that were cut off and are removed. None are told in a dry run.
+    #[serde(default)]
+    pub unfinished: u64,
+    /// Layers on the node that nothing needs and that were removed, or would be: what a cut off snapshot or import left.
+    #[serde(default)]
+    pub local: Vec<Digest>,
+    /// Bytes of these layers.
+    #[serde(default)]
+    pub local_bytes: u64,
     /// Whether nothing was removed.
     pub dry_run: bool,
 }

@@ -170,6 +170,23 @@ impl LayerStore {
         Ok(out)
     }
 
+    /// Layers that were made or fetched longer ago than that and are not wanted, by digest.
+    ///
+    /// # Errors
+    /// The directory of the layers cannot be read.
+    pub fn unwanted(
+        &self,
+        wanted: &dyn Fn(&Digest) -> bool,
+        older_than: Duration,
+    ) -> Result<Vec<LayerRecord>, StoreError> {
+        let mut found = self.list()?;
+        found.retain(|layer| {
+            let made = std::fs::metadata(self.record_path(&layer.digest)).and_then(|record| record.modified());
+            !wanted(&layer.digest) && made.is_ok_and(|at| at.elapsed().unwrap_or_default() >= older_than)
+        });
+        Ok(found)
+    }
+
     /// Where a layer's files lie; whether they are there is not looked at.
     pub fn dir_of(&self, digest: &Digest) -> PathBuf {
         self.layers_dir().join(digest.hex())

@@ -5,8 +5,9 @@ use crate::error::store_problem;
 use crate::node::Core;
 use corral_api::catalogue::{GcOnNode, GcResult, LayerUsageList};
 use corral_api::digest::Digest;
+use corral_api::image::LayerRecord;
 use corral_api::problem::{ErrorKind, Problem};
-use corral_layers::{GcRules, SharedError, SharedLayers};
+use corral_layers::{GcReport, GcRules, SharedError, SharedLayers, StoreError};
 use std::collections::HashSet;
 use std::sync::Arc;
 use std::time::Duration;
@@ -96,25 +97,56 @@ impl Core {
     ///
     /// # Errors
     /// There is no shared store, or it fails.
-    pub async fn gc_layers(&self, request: GcOnNode) -> Result<GcResult, Problem> {
-        let Some(shared) = &self.shared else {
-            let text = "this node has no shared store of layers: `corral up --store URL` joins one";
-            return Err(Problem::new(ErrorKind::Unsupported, text));
-        };
+    pub async fn gc_layers(self: &Arc<Self>, request: GcOnNode) -> Result<GcResult, Problem> {
         let mut needed: HashSet<Digest> = request.needed.into_iter().collect();
         for sandbox in self.all() {
             needed.extend(sandbox.lock().record.environment.layers.iter().copied());
         }
         let (grace, dry_run) = (Duration::from_millis(request.spec.grace_ms), request.spec.dry_run);
-        let report = shared.gc(&GcRules { needed, grace, dry_run }).await.map_err(|e| problem(&e))?;
+        let rules = GcRules { needed, grace, dry_run };
+        let report = match &self.shared {
+            Some(shared) => shared.gc(&rules).await.map_err(|e| problem(&e))?,
+            None => GcReport::default(),
+        };
+        let this = self.clone();
+        let local = tokio::task::spawn_blocking(move || this.gc_local(&rules)).await;
+        let local = local.map_err(|_| Problem::new(ErrorKind::Internal, "collecting the layers failed"))??;
         Ok(GcResult {
             layers: report.layers,
             packs: report.packs,
             pack_bytes: report.pack_bytes,
             waiting: report.waiting,
             kept_bytes: report.kept_bytes,
+            unfinished: report.unfinished,
+            local_bytes: local.iter().map(|l| l.size_bytes).sum(),
+            local: local.into_iter().map(|l| l.digest).collect(),
             dry_run,
         })
+    }
+
+    /// Removes the node's layers that nothing needs, and tells which. One that a sandbox was given meanwhile stays.
+    fn gc_local(&self, rules: &GcRules) -> Result<Vec<LayerRecord>, Problem> {
+        let wanted = |digest: &Digest| rules.needed.contains(digest);
+        let mut found = self.layers.unwanted(&wanted, rules.grace).map_err(|e| store_problem(&e))?;
+        if !rules.dry_run {
+            found.retain(|layer| self.forget_layer(&layer.digest).is_ok());
+        }
+        Ok(found)
+    }
+
+    /// Removes a layer from the node, unless a sandbox uses it. Blocks.
+    pub fn forget_layer(&self, digest: &Digest) -> Result<(), StoreError> {
+        let used: HashSet<Digest> =
+            self.all().iter().flat_map(|s| s.lock().record.environment.layers.clone()).collect();
+        let in_use = |d: &Digest| used.contains(d);
+        if !in_use(digest)
+            && let Err(errors) = self.layers.unmount_unused(&|d| d != digest || in_use(d))
+        {
+            for error in errors {
+                tracing::warn!(error = %crate::error::chain(&error), "a layer cannot be unmounted");
+            }
+        }
+        self.layers.delete(digest, &in_use)
     }
 }
 

@@ -120,6 +120,11 @@ pub async fn layer(client: &Client, command: &LayerCommand, json: bool) -> anyho
                 print_line(&format!(
                     "{layers} layers and {packs} packs ({size}) {would}removed; {waiting} unneeded wait, {kept} are needed"
                 ))?;
+                let (local, size) = (result.local.len(), bytes(result.local_bytes));
+                print_line(&format!("on the node, {local} layers ({size}) {would}removed"))?;
+                if result.unfinished > 0 {
+                    print_line(&format!("{} uploads that were cut off are removed", result.unfinished))?;
+                }
             }
         }
         LayerCommand::Rm { digests } => return delete_each(client, "layers", digests, json).await,

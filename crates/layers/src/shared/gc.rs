@@ -36,6 +36,8 @@ pub struct GcReport {
     pub waiting: u64,
     /// Bytes in packs that are needed for some of their chunks.
     pub kept_bytes: u64,
+    /// Uploads that were cut off, which a directory store keeps until then. None in a dry run.
+    pub unfinished: u64,
 }
 
 /// Notes of when a pack was first seen unneeded: empty objects whose time counts.
@@ -75,6 +77,9 @@ impl SharedLayers {
             }
         }
         self.gc_packs(rules, &referred, &old, &mut report).await?;
+        if !rules.dry_run {
+            report.unfinished = self.store.sweep(rules.grace).await.map_err(SharedError::Remote)?;
+        }
         Ok(report)
     }
 

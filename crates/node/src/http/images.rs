@@ -254,19 +254,7 @@ pub async fn layers(State(core): Node) -> Answer {
 pub async fn delete_layer(State(core): Node, Path(text): Path<String>) -> Answer {
     let digest: Digest = text.parse().map_err(|e: corral_api::digest::DigestError| invalid(e.to_string()))?;
     let this = core.clone();
-    let deleted = tokio::task::spawn_blocking(move || {
-        let used: std::collections::HashSet<Digest> =
-            this.all().iter().flat_map(|s| s.lock().record.environment.layers.clone()).collect();
-        let in_use = |d: &Digest| used.contains(d);
-        if !in_use(&digest)
-            && let Err(errors) = this.layers.unmount_unused(&|d| *d != digest || in_use(d))
-        {
-            for error in errors {
-                tracing::warn!(error = %crate::error::chain(&error), "a layer cannot be unmounted");
-            }
-        }
-        this.layers.delete(&digest, &in_use)
-    });
+    let deleted = tokio::task::spawn_blocking(move || this.forget_layer(&digest));
     deleted
         .await
         .map_err(|_| Problem::new(ErrorKind::Internal, "deleting the layer failed"))?
