@@ -205,6 +205,9 @@ impl Core {
             Event::CorruptChunk { layer, chunk, pack, tries } => {
                 tracing::error!(%layer, chunk, pack, tries, "the shared store has damaged data of a layer");
             }
+            Event::Restarted { cause } => {
+                tracing::error!(reason = cause.as_str(), "the server of lazy reads was replaced: readers waited and go on");
+            }
             Event::Complete { layer } => {
                 let Some(digest) = digest_of(layer) else { return };
                 let this = self.clone();

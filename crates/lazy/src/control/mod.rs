@@ -164,6 +164,11 @@ pub enum Event {
         /// How often it was tried.
         tries: u32,
     },
+    /// This server is in the place of one that ended without being told to.
+    Restarted {
+        /// How that one ended.
+        cause: RestartCause,
+    },
     /// All of a layer is here, and on the disk.
     Complete {
         /// The layer.
@@ -180,6 +185,35 @@ pub enum Event {
     },
 }
 
+/// Why a server was replaced.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum RestartCause {
+    /// It ended: it was killed, or had a fault.
+    Crashed,
+    /// It did not answer and was killed for that.
+    Still,
+}
+
+impl RestartCause {
+    /// As a sentence about the server goes on.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Crashed => "it ended",
+            Self::Still => "it stood still and was killed",
+        }
+    }
+}
+
+/// Servers of a mount that were replaced, since it was mounted.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Restarts {
+    /// Because they ended.
+    pub crashed: u64,
+    /// Because they stood still.
+    pub still: u64,
+}
+
 /// Counters of everything.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Stats {
@@ -193,6 +227,9 @@ pub struct Stats {
     pub in_flight_peak_bytes: u64,
     /// Reads that wait.
     pub waiting_reads: u64,
+    /// Servers that were replaced.
+    #[serde(default)]
+    pub restarts: Restarts,
 }
 
 /// Counters of one layer, since this process opened it.

@@ -125,6 +125,7 @@ fn stats(core: &Core) -> Stats {
         in_flight_bytes,
         in_flight_peak_bytes,
         waiting_reads: core.waiting.lock().unwrap_or_else(PoisonError::into_inner).len() as u64,
+        restarts: core.who.restarts(),
     }
 }
 

@@ -22,7 +22,7 @@ use tokio::time::Instant;
 const LONGEST: usize = 128 << 10;
 
 /// Answers requests until the file system is unmounted.
-pub(super) fn run(core: &Arc<Core>) {
+pub(super) fn run(core: &Arc<Core>, thread: usize) {
     let mut request = vec![0; LONGEST];
     let mut answer = vec![0; MAX_READ];
     // Touched now: memory that has to be found while the kernel copies would fail the copy of a process that is killed.
@@ -30,10 +30,13 @@ pub(super) fn run(core: &Arc<Core>) {
     answer.fill(1);
     loop {
         match core.device.receive(&mut request) {
-            Ok(Received::Request(length)) => match Request::parse(&request[..length]) {
-                Some(parsed) => handle(core, &parsed, &mut answer),
-                None => tracing::error!(length, "a request is not understood"),
-            },
+            Ok(Received::Request(length)) => {
+                let _at_work = core.pulse.at_work(thread);
+                match Request::parse(&request[..length]) {
+                    Some(parsed) => handle(core, &parsed, &mut answer),
+                    None => tracing::error!(length, "a request is not understood"),
+                }
+            }
             Ok(Received::Nothing) => {}
             Ok(Received::End) => return,
             Err(error) => {

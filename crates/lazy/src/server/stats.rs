@@ -154,6 +154,11 @@ impl Cgroups {
         charge.last = Instant::now();
     }
 
+    /// How many are counted.
+    pub fn count(&self) -> usize {
+        self.known().charged.len()
+    }
+
     /// As a client sees them.
     pub fn tell(&self) -> Vec<CgroupStats> {
         let known = self.known();
