@@ -6,4 +6,5 @@ mod inside;
 mod power;
 mod pressure;
 mod processes;
+mod stores;
 mod support;
