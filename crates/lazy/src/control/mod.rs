@@ -33,6 +33,11 @@ pub enum Request {
         /// The layer.
         layer: LayerId,
     },
+    /// Drop the data of a layer that lies here; it is fetched again when it is read.
+    Evict {
+        /// The layer.
+        layer: LayerId,
+    },
     /// What happens, from after an event on.
     Events {
         /// The last one that was seen.
@@ -98,6 +103,13 @@ pub struct Opened {
     pub chunks_present: u64,
     /// Chunks it has.
     pub chunks_total: u64,
+}
+
+/// Data that was dropped.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Evicted {
+    /// Bytes of the disk that it took. They are free once nothing is mounted from them any more.
+    pub freed_bytes: u64,
 }
 
 /// Nothing more to say.

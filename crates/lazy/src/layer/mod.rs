@@ -1,9 +1,10 @@
 //! One layer on this node: its files, and what is known of its chunks.
 //!
 //! [`map`] says which chunks are here, [`flights`] which are being brought, [`ahead`] what will be read next,
-//! [`touched`] what was read first, [`table`] finds layers by name and number.
+//! [`touched`] what was read first, [`evict`] drops its data, [`table`] finds layers by name and number.
 
 pub(crate) mod ahead;
+mod evict;
 pub(crate) mod flights;
 pub(crate) mod map;
 pub(crate) mod table;
@@ -16,7 +17,7 @@ use corral_format::BLOCK;
 use corral_format::manifest::{Chunk, Manifest};
 use corral_format::places::Places;
 use flights::Flights;
-use map::Map;
+use map::{Map, State};
 use rustix::fs::{AtFlags, Mode, OFlags, SeekFrom};
 use rustix::io::Errno;
 use std::fs::File;
@@ -26,7 +27,7 @@ use std::os::fd::OwnedFd;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicUsize};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError, RwLock, RwLockReadGuard};
 use touched::Recorders;
 
 /// Why a layer cannot be served.
@@ -68,7 +69,8 @@ pub(crate) struct Layer {
     pub seen_full: AtomicBool,
     dir: OwnedFd,
     identity: (u64, u64),
-    data: File,
+    /// Shared by whoever reads or writes data and believes or changes the map for it; alone, where both are dropped.
+    data: RwLock<File>,
 }
 
 impl Layer {
@@ -108,7 +110,7 @@ impl Layer {
             manifest,
             dir,
             identity,
-            data,
+            data: RwLock::new(data),
         })
     }
 
@@ -127,23 +129,38 @@ impl Layer {
         self.manifest.chunks_of(offset, offset + length as u64)
     }
 
-    /// Reads bytes of the data, whether they are right or not: ask the map first.
-    pub fn read(&self, buffer: &mut [u8], offset: u64) -> io::Result<()> {
-        self.data.read_exact_at(buffer, offset)
+    /// Reads bytes of the data, where the chunks that they lie in are here; says whether they are.
+    pub fn read(&self, chunks: Range<usize>, buffer: &mut [u8], offset: u64) -> io::Result<bool> {
+        let data = self.data();
+        let here = self.map.all_present(chunks);
+        if here {
+            data.read_exact_at(buffer, offset)?;
+        }
+        Ok(here)
     }
 
-    /// Whether a chunk in the data is what the manifest says, padding included.
-    pub fn verify(&self, number: usize, buffer: &mut Vec<u8>) -> bool {
+    /// Looks whether a chunk that may be here is what the manifest says, padding included, and notes that.
+    pub fn look_at(&self, number: usize, buffer: &mut Vec<u8>) -> bool {
+        let data = self.data();
         let chunk = self.chunk(number);
         buffer.resize(padded(chunk), 0);
-        self.data.read_exact_at(buffer, chunk.offset).is_ok() && is_chunk(chunk, buffer)
+        // Also where it has become present since somebody looked.
+        let may_be = self.map.state(number) != State::Absent;
+        let is_here = may_be && data.read_exact_at(buffer, chunk.offset).is_ok() && is_chunk(chunk, buffer);
+        if is_here {
+            self.map.set_present(number)
+        } else {
+            self.map.set_absent(number)
+        }
+        is_here
     }
 
     /// Writes a chunk that was checked, with its padding, and then says that it is here.
     pub fn write(&self, number: usize, bytes: &mut Vec<u8>) -> io::Result<()> {
         let chunk = self.chunk(number);
         bytes.resize(padded(chunk), 0);
-        self.data.write_all_at(bytes, chunk.offset)?;
+        let data = self.data();
+        data.write_all_at(bytes, chunk.offset)?;
         self.map.set_present(number);
         Ok(())
     }
@@ -156,15 +173,26 @@ impl Layer {
         Places::decode(&bytes).ok().filter(|places| places.chunks.len() == chunks)
     }
 
-    /// Forces everything to the disk and removes the map, which says that all is here. Nothing may be under way.
-    pub fn finish(&self) -> io::Result<()> {
-        if let Err(error) = self.data.sync_data() {
+    /// Forces everything to the disk and removes the map, which says that all is here; says whether it is. Nothing may be
+    /// under way.
+    pub fn finish(&self) -> io::Result<bool> {
+        let data = self.data();
+        // Dropped since it was asked for.
+        if !self.map.is_full() {
+            return Ok(false);
+        }
+        if let Err(error) = data.sync_data() {
             // What of it the disk lacks is not known: pages that failed are dropped without another word.
             self.map.doubt_all();
             return Err(error);
         }
         self.map.remove(&self.dir)?;
-        Ok(rustix::fs::fsync(&self.dir)?)
+        rustix::fs::fsync(&self.dir)?;
+        Ok(true)
+    }
+
+    fn data(&self) -> RwLockReadGuard<'_, File> {
+        self.data.read().unwrap_or_else(PoisonError::into_inner)
     }
 
     pub fn streams(&self) -> std::sync::MutexGuard<'_, Streams> {

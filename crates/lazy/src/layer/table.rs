@@ -67,6 +67,18 @@ impl Layers {
         open
     }
 
+    /// Drops the data of a layer that lies here; says how many bytes it took.
+    pub fn evict(&self, id: LayerId) -> Result<u64, LayerError> {
+        let was_known = self.known(id.node()).is_some();
+        let layer = self.find(id)?;
+        let freed = layer.evict(&self.boot_id);
+        if !was_known {
+            // Read for this only. Whoever found it meanwhile finds it again.
+            self.drop_node(id.node());
+        }
+        freed.map_err(|source| LayerError::Io { id, what: "its data cannot be dropped", source })
+    }
+
     /// Drops what is known of a layer, or sees to it that this happens when nobody has it open.
     pub fn forget(&self, id: LayerId) {
         if let Some(layer) = self.known(id.node()).filter(|l| l.id == id) {

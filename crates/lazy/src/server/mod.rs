@@ -123,7 +123,8 @@ impl Core {
         let (core, layer) = (Arc::clone(self), Arc::clone(layer));
         self.runtime.spawn_blocking(move || {
             match layer.finish() {
-                Ok(()) => core.events.push(Event::Complete { layer: layer.id }),
+                Ok(true) => core.events.push(Event::Complete { layer: layer.id }),
+                Ok(false) => {}
                 Err(error) => {
                     tracing::error!(layer = %layer.id, %error, "a complete layer cannot be forced to the disk")
                 }

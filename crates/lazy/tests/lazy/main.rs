@@ -2,6 +2,7 @@
 #![allow(missing_docs, clippy::unwrap_used, clippy::large_futures)]
 
 mod clients;
+mod evict;
 mod inside;
 mod power;
 mod pressure;
