@@ -243,3 +243,57 @@ def test_a_directory_that_is_not_there(server: Server) -> None:
     done = server.cli("up", "--ephemeral", "--listen", "127.0.0.1:0", "--store", "file:///no/such/directory")
     assert done.returncode == 1
     assert b"/no/such/directory" in done.stderr
+
+
+def cached(server: Server) -> int:
+    return int(json.loads(server.cli("--json", "layer", "du").stdout)["cached_bytes"])
+
+
+def test_the_cache_is_bounded_and_what_is_in_use_stays(tmp_path: Path) -> None:
+    with node(tmp_path, "--cache-mib", "30") as (server, client, _):
+        sums, layers = {}, {}
+        for name in ("one", "two", "three"):
+            with client.sandboxes.create("bb", limits=SMALL) as box:
+                box.exec(BIG, check=True)
+                sums[name] = box.exec("cd /big; md5sum *", check=True).stdout
+                layers[name] = box.snapshot(name).layers[-1].digest
+        # Three of 20 MB each were made here and are in the store.
+        until(lambda: cached(server) <= 30 << 20, 30, "what was made first went")
+        lose_layers(server)
+
+        def read(name: str) -> None:
+            with client.sandboxes.create(name, limits=SMALL) as box:
+                assert box.exec("cd /big; md5sum *").stdout == sums[name]
+
+        def data(name: str) -> int:
+            return int(usage_of(server, layers[name])["cached_bytes"])
+
+        read("one")
+        assert data("one") > 19_000_000
+        read("two")
+        until(lambda: data("one") == 0, 30, "what was used longest ago goes")
+        assert data("two") > 19_000_000
+        with client.sandboxes.create("two", limits=SMALL) as held:
+            read("one")
+            until(lambda: data("one") == 0, 30, "what no sandbox has goes, though it is newer")
+            assert data("two") > 19_000_000
+            with client.sandboxes.create("three", limits=SMALL) as other:
+                assert other.exec("cd /big; md5sum *").stdout == sums["three"]
+                until(lambda: "above its limit" in server.log.read_text(), 30, "all is in use")
+                assert data("two") > 19_000_000
+                assert data("three") > 19_000_000
+                assert held.exec("cd /big; md5sum *").stdout == sums["two"]
+        until(lambda: cached(server) <= 30 << 20, 30)
+        for name in ("one", "two", "three"):
+            read(name)
+        usage = usage_of(server, layers["three"])
+        assert usage["stored_bytes"] > 19_000_000
+        assert usage["shared_bytes"] < usage["stored_bytes"]
+        assert b"of 30" in server.cli("layer", "du").stdout
+
+
+@pytest.mark.parametrize("limit", ["0", "-1", "many", "1.5", "99999999999"])
+def test_a_limit_of_the_cache_that_cannot_be_is_refused(server: Server, limit: str) -> None:
+    done = server.cli("up", "--ephemeral", "--store", "file:///tmp", f"--cache-mib={limit}")
+    assert done.returncode == 2
+    assert b"expected a number of MiB from 1 on" in done.stderr

@@ -18,6 +18,7 @@
 #![forbid(unsafe_code)]
 
 mod build;
+mod cache;
 mod chain;
 mod config;
 mod diff;
@@ -43,6 +44,7 @@ mod tarstream;
 mod usage;
 
 pub use build::{BuildOptions, LayerSource};
+pub use cache::Cached;
 pub use config::{CancelFlag, ImportOptions, LayersConfig, Limits, ProgressFn};
 pub use corral_store::StoreConfig;
 pub use error::{EntryFault, ImportError, MountError, StoreError};

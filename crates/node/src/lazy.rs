@@ -123,6 +123,14 @@ impl Lazy {
         Err(LinkError::Timeout)
     }
 
+    /// Has the server drop the data of a layer; says how many bytes it took. By a connection of its own: it may take long.
+    ///
+    /// # Errors
+    /// The server refuses or cannot be reached.
+    pub async fn evict(&self, digest: &Digest) -> Result<u64, LinkError> {
+        LazyLink::connect(&self.socket).await?.evict(layer_id(digest)).await
+    }
+
     /// Ends the server and its holder; the directory it offers is unmounted.
     pub async fn end(&self) -> Result<(), String> {
         const WITHIN: Duration = Duration::from_secs(10);
@@ -206,12 +214,15 @@ impl Core {
                 tracing::error!(%layer, chunk, pack, tries, "the shared store has damaged data of a layer");
             }
             Event::Restarted { cause } => {
-                tracing::error!(reason = cause.as_str(), "the server of lazy reads was replaced: readers waited and go on");
+                tracing::error!(
+                    reason = cause.as_str(),
+                    "the server of lazy reads was replaced: readers waited and go on"
+                );
             }
             Event::Complete { layer } => {
                 let Some(digest) = digest_of(layer) else { return };
                 let this = self.clone();
-                let noted = tokio::task::spawn_blocking(move || this.layers.note_complete(&digest)).await;
+                let noted = tokio::task::spawn_blocking(move || this.layers.note_arrived(&digest)).await;
                 if let Ok(Err(error)) = noted {
                     tracing::warn!(%digest, error = %crate::error::chain(&error), "a layer that was read whole is not sound");
                 }

@@ -9,6 +9,7 @@ use corral_api::problem::{ErrorKind, Problem};
 use corral_layers::{GcRules, SharedError, SharedLayers};
 use std::collections::HashSet;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 /// What a caller is told; the log has the whole chain.
@@ -48,6 +49,7 @@ impl Core {
         let Some(shared) = &self.shared else { return Ok(()) };
         let (this, wanted) = (self.clone(), digests.to_vec());
         let missing = tokio::task::spawn_blocking(move || {
+            this.layers.note_use(&wanted);
             wanted.into_iter().filter(|d| !this.layers.is_complete(d).unwrap_or(false)).collect::<Vec<_>>()
         });
         for digest in missing.await.unwrap_or_default() {
@@ -80,7 +82,10 @@ impl Core {
         let this = self.clone();
         let listed = tokio::task::spawn_blocking(move || this.layers.usage()).await;
         let listed = listed.map_err(|_| Problem::new(ErrorKind::Internal, "listing the layers failed"))?;
-        let mut usage = LayerUsageList { layers: listed.map_err(|e| store_problem(&e))?, elsewhere: 0 };
+        let layers = listed.map_err(|e| store_problem(&e))?;
+        let cached_bytes = layers.iter().map(|layer| layer.cached_bytes).sum();
+        let cache_limit_bytes = self.lazy.as_ref().map(|_| self.cache.limit_bytes.load(Ordering::Relaxed));
+        let mut usage = LayerUsageList { layers, elsewhere: 0, cached_bytes, cache_limit_bytes };
         let mut reads = self.lazy_reads().await;
         usage.layers.iter_mut().for_each(|layer| layer.reads = reads.remove(&layer.digest));
         if let Some(shared) = &self.shared {
@@ -101,10 +106,8 @@ impl Core {
             let text = "this node has no shared store of layers: `corral up --store URL` joins one";
             return Err(Problem::new(ErrorKind::Unsupported, text));
         };
-        let mut needed: HashSet<Digest> = request.needed.into_iter().collect();
-        for sandbox in self.all() {
-            needed.extend(sandbox.lock().record.environment.layers.iter().copied());
-        }
+        let mut needed = self.used_layers();
+        needed.extend(request.needed);
         let (grace, dry_run) = (Duration::from_millis(request.spec.grace_ms), request.spec.dry_run);
         let report = shared.gc(&GcRules { needed, grace, dry_run }).await.map_err(|e| problem(&e))?;
         Ok(GcResult {

@@ -147,7 +147,8 @@ pub enum LayerCommand {
     },
     /// List layers.
     Ls,
-    /// What layers take on the node and in the shared store.
+    /// What layers take: on the node, of that what can be had again (cached), in the shared store (stored), and of that
+    /// what other layers of the node refer to as well (shared).
     Du,
     /// Remove from the shared store what no image, layer, environment or sandbox needs.
     #[command(after_help = "\

@@ -110,14 +110,26 @@ async fn usage(client: &Client, json: bool) -> anyhow::Result<()> {
         return print_json(&list);
     }
     print_table(
-        &["DIGEST", "SIZE", "HERE", "CHUNKS", "MOUNTED", "SHARED"],
+        &["DIGEST", "SIZE", "HERE", "CHUNKS", "CACHED", "STORED", "SHARED", "MOUNTED", "PUBLISHED"],
         list.layers.iter().map(|l| {
             let yes = |set: bool| if set { "yes" } else { "no" }.to_owned();
-            let chunks = format!("{}/{}", l.local_chunks, l.chunks);
-            let shared = l.published.map_or_else(String::new, yes);
-            vec![l.digest.to_string(), bytes(l.size_bytes), bytes(l.local_bytes), chunks, yes(l.mounted), shared]
+            let some = |size: Option<u64>| size.map_or_else(String::new, bytes);
+            vec![
+                l.digest.to_string(),
+                bytes(l.size_bytes),
+                bytes(l.local_bytes),
+                format!("{}/{}", l.local_chunks, l.chunks),
+                bytes(l.cached_bytes),
+                some(l.stored_bytes),
+                some(l.shared_bytes),
+                yes(l.mounted),
+                l.published.map_or_else(String::new, yes),
+            ]
         }),
     )?;
+    if let Some(limit) = list.cache_limit_bytes {
+        print_line(&format!("{} of {} cached", bytes(list.cached_bytes), bytes(limit)))?;
+    }
     if list.elsewhere > 0 { print_line(&format!("{} more in the shared store", list.elsewhere)) } else { Ok(()) }
 }
 

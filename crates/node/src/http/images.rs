@@ -223,8 +223,7 @@ pub async fn delete_layer(State(core): Node, Path(text): Path<String>) -> Answer
     let digest: Digest = text.parse().map_err(|e: corral_api::digest::DigestError| invalid(e.to_string()))?;
     let this = core.clone();
     let deleted = tokio::task::spawn_blocking(move || {
-        let used: std::collections::HashSet<Digest> =
-            this.all().iter().flat_map(|s| s.lock().record.environment.layers.clone()).collect();
+        let used = this.used_layers();
         let in_use = |d: &Digest| used.contains(d);
         if !in_use(&digest)
             && let Err(errors) = this.layers.unmount_unused(&|d| *d != digest || in_use(d))
