@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
 import corral
@@ -245,6 +246,44 @@ def test_a_directory_that_is_not_there(server: Server) -> None:
     assert b"/no/such/directory" in done.stderr
 
 
+def metrics(server: Server) -> dict[str, float]:
+    lines = httpx.get(server.url + "/metrics", trust_env=False).text.splitlines()
+    return {line.rsplit(" ", 1)[0]: float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith("corral_lazy")}
+
+
+def test_what_is_read_is_counted(tmp_path: Path) -> None:
+    with node(tmp_path) as (server, client, _):
+        with client.sandboxes.create("bb", limits=SMALL) as box:
+            box.exec(BIG, check=True)
+            digest = box.snapshot("big").layers[-1].digest
+        lose_layers(server)
+        with client.sandboxes.create("big", limits=SMALL) as box:
+            assert box.exec("md5sum /big/7").ok
+            stats = box.stats()
+            assert stats.read_bytes >= 500_000
+            assert 4 <= stats.image_touched_chunks < stats.image_chunks / 2
+            told = metrics(server)
+            assert told["corral_lazy_server_up"] == 1
+            assert told["corral_lazy_read_bytes_total"] >= stats.read_bytes
+            assert told["corral_lazy_fetched_bytes_total"] >= stats.fetched_bytes
+            assert told["corral_lazy_cache_misses_total"] > 0
+            assert told["corral_lazy_fetch_duration_seconds_count"] > 0
+            assert told['corral_lazy_fetch_duration_seconds_bucket{le="+Inf"}'] > 0
+            assert told["corral_lazy_cache_limit_bytes"] > 1 << 30
+            assert told['corral_lazy_server_restarts_total{cause="crashed"}'] == 0
+            listed = json.loads(server.cli("--json", "layer", "stats").stdout)
+            [layer] = [layer for layer in listed if layer["digest"] == digest]
+            assert 4 <= layer["reads"]["touched_chunks"] < layer["chunks"]
+            assert b"HIT RATE" in server.cli("layer", "stats").stdout
+            assert b"IMAGE READ" in server.cli("stats", box.id).stdout
+            [pid] = lazy_servers(server)
+            os.kill(pid, signal.SIGSTOP)
+            assert metrics(server)["corral_lazy_server_up"] == 0
+            assert box.exec("md5sum /big/9").ok, "another server answers"
+            until(lambda: metrics(server).get('corral_lazy_server_restarts_total{cause="still"}') == 1, 30)
+            assert "it stood still and was killed" in server.log.read_text()
+
+
 def cached(server: Server) -> int:
     return int(json.loads(server.cli("--json", "layer", "du").stdout)["cached_bytes"])
 
@@ -290,6 +329,10 @@ def test_the_cache_is_bounded_and_what_is_in_use_stays(tmp_path: Path) -> None:
         assert usage["stored_bytes"] > 19_000_000
         assert usage["shared_bytes"] < usage["stored_bytes"]
         assert b"of 30" in server.cli("layer", "du").stdout
+        told = metrics(server)
+        assert told["corral_lazy_evictions_total"] >= 3
+        assert told["corral_lazy_evicted_bytes_total"] > 50_000_000
+        assert told["corral_lazy_cache_limit_bytes"] == 30 << 20
 
 
 @pytest.mark.parametrize("limit", ["0", "-1", "many", "1.5", "99999999999"])

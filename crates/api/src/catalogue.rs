@@ -103,8 +103,11 @@ pub struct LayerUsage {
 /// Reads of a layer that is not wholly on the node.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct LayerReads {
-    /// Bytes that readers asked for.
+    /// Bytes that readers asked for. What the host has in memory is not asked for.
     pub read_bytes: u64,
+    /// Chunks that readers asked for, of all that the layer has.
+    #[serde(default)]
+    pub touched_chunks: u64,
     /// Bytes that came from the shared store, as they are stored there.
     pub fetched_bytes: u64,
     /// Reads of what was on the node.

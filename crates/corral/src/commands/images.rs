@@ -4,7 +4,7 @@ use super::transfer::Upload;
 use super::{build, delete_each};
 use crate::cli::{ImageCommand, ImportArgs, KindArg, LayerCommand};
 use crate::client::{ApiError, Client, Lines, fetch, send};
-use crate::output::{bytes, print_json, print_json_line, print_line, print_table, printable};
+use crate::output::{bytes, print_json, print_json_line, print_line, print_table, printable, share};
 use anyhow::Context as _;
 use corral_api::catalogue::{GcResult, GcSpec, ImageList, LayerList, LayerUsageList};
 use corral_api::image::{Change, ImageDiff, ImageRecord, ImportProgress};
@@ -85,6 +85,7 @@ pub async fn layer(client: &Client, command: &LayerCommand, json: bool) -> anyho
             }
         }
         LayerCommand::Du => usage(client, json).await?,
+        LayerCommand::Stats => reads(client, json).await?,
         LayerCommand::Gc { grace, dry_run } => {
             let spec = GcSpec { grace_ms: *grace, dry_run: *dry_run };
             let result: GcResult = fetch(client.post(&["v1", "layers:gc"]).json(&spec)).await?;
@@ -131,6 +132,34 @@ async fn usage(client: &Client, json: bool) -> anyhow::Result<()> {
         print_line(&format!("{} of {} cached", bytes(list.cached_bytes), bytes(limit)))?;
     }
     if list.elsewhere > 0 { print_line(&format!("{} more in the shared store", list.elsewhere)) } else { Ok(()) }
+}
+
+async fn reads(client: &Client, json: bool) -> anyhow::Result<()> {
+    let list: LayerUsageList = fetch(client.get(&["v1", "layers:usage"])).await?;
+    let read = list.layers.iter().filter_map(|layer| Some((layer, layer.reads.as_ref()?)));
+    if json {
+        let read: Vec<_> = read
+            .map(|(layer, reads)| serde_json::json!({ "digest": layer.digest, "chunks": layer.chunks, "reads": reads }))
+            .collect();
+        return print_json(&read);
+    }
+    print_table(
+        &["DIGEST", "READ", "FETCHED", "TOUCHED", "HITS", "MISSES", "HIT RATE", "ERRORS", "FETCH"],
+        read.map(|(layer, reads)| {
+            let fetch_ms = reads.fetch_us as f64 / 1000.0 / reads.fetches.max(1) as f64;
+            vec![
+                layer.digest.to_string(),
+                bytes(reads.read_bytes),
+                bytes(reads.fetched_bytes),
+                share(reads.touched_chunks, layer.chunks),
+                reads.hits.to_string(),
+                reads.misses.to_string(),
+                share(reads.hits, reads.hits + reads.misses),
+                reads.errors.to_string(),
+                format!("{fetch_ms:.1} ms"),
+            ]
+        }),
+    )
 }
 
 async fn import(client: &Client, args: &ImportArgs, json: bool) -> anyhow::Result<()> {

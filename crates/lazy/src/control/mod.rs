@@ -231,7 +231,10 @@ pub struct Restarts {
 pub struct Stats {
     /// Layers that are open, by name.
     pub layers: Vec<LayerStats>,
-    /// Who has caused fetches, by name; those who did so longest ago are left out when there are many.
+    /// All layers that this process ever had open, together.
+    #[serde(default)]
+    pub total: ReadStats,
+    /// Who has read, by name; those who did so longest ago are left out when there are many.
     pub cgroups: Vec<CgroupStats>,
     /// Bytes under way now.
     pub in_flight_bytes: u64,
@@ -251,12 +254,23 @@ pub struct LayerStats {
     pub layer: LayerId,
     /// Chunks that are here.
     pub chunks_present: u64,
+    /// Chunks that readers asked for, here or not.
+    #[serde(default)]
+    pub chunks_touched: u64,
     /// Chunks it has.
     pub chunks_total: u64,
     /// Whether all is here and on the disk.
     pub complete: bool,
     /// Chunks on their way.
     pub in_flight: u64,
+    /// What was read and fetched.
+    #[serde(flatten)]
+    pub reads: ReadStats,
+}
+
+/// What was read and fetched.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ReadStats {
     /// Bytes that readers asked for.
     pub read_bytes: u64,
     /// Reads of what was here.
@@ -280,7 +294,7 @@ pub struct LayerStats {
 }
 
 /// A histogram.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FetchLatency {
     /// Upper bounds of all buckets but the last.
     pub bounds_us: Vec<u64>,
@@ -290,11 +304,14 @@ pub struct FetchLatency {
     pub sum_us: u64,
 }
 
-/// What was fetched for the processes of a cgroup.
+/// What was read by and fetched for the processes of a cgroup.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CgroupStats {
     /// Its name as in `/proc/PID/cgroup`.
     pub cgroup: String,
+    /// Bytes that they asked for: what the kernel has in memory is not asked for.
+    #[serde(default)]
+    pub read_bytes: u64,
     /// Bytes that came from the store.
     pub fetched_stored_bytes: u64,
     /// What they were unpacked.

@@ -126,6 +126,7 @@ fn stats(core: &Core) -> Stats {
     let (in_flight_bytes, in_flight_peak_bytes) = core.budget.used();
     Stats {
         layers: core.layers.open().iter().map(|layer| layer.stats.tell(layer)).collect(),
+        total: core.layers.tally().tell(),
         cgroups: core.cgroups.tell(),
         in_flight_bytes,
         in_flight_peak_bytes,

@@ -205,7 +205,7 @@ async fn read(
     let raw: u64 = run.iter().map(|c| u64::from(layer.chunk(c.item).len)).sum();
     layer.stats.fetched(bytes.len() as u64, raw, begin.elapsed(), want.lane);
     if let Some(cgroup) = &want.cgroup {
-        core.cgroups.charge(cgroup, bytes.len() as u64, raw);
+        core.cgroups.fetched(cgroup, bytes.len() as u64, raw);
     }
     Ok(bytes)
 }

@@ -11,7 +11,7 @@ pub(crate) mod table;
 pub(crate) mod touched;
 
 use crate::LayerId;
-use crate::server::stats::LayerStats;
+use crate::server::stats::{LayerStats, Tally};
 use ahead::Streams;
 use corral_format::BLOCK;
 use corral_format::manifest::{Chunk, Manifest};
@@ -28,7 +28,7 @@ use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicUsize};
 use std::sync::{Arc, Mutex, PoisonError, RwLock, RwLockReadGuard};
-use touched::Recorders;
+use touched::{Recorders, Touched};
 
 /// Why a layer cannot be served.
 #[derive(Debug, thiserror::Error)]
@@ -56,6 +56,7 @@ pub(crate) struct Layer {
     pub flights: Flights,
     pub streams: Mutex<Streams>,
     pub recorders: Recorders,
+    pub touched: Touched,
     pub stats: LayerStats,
     /// Where chunks lie, once it was looked up.
     pub places: tokio::sync::Mutex<Option<Arc<Places>>>,
@@ -74,8 +75,8 @@ pub(crate) struct Layer {
 }
 
 impl Layer {
-    /// Reads what lies in `layers/HEX`.
-    pub fn load(layers: &Path, id: LayerId, boot_id: &str) -> Result<Self, LayerError> {
+    /// Reads what lies in `layers/HEX`. What is read of it is counted with that of all.
+    pub fn load(layers: &Path, id: LayerId, boot_id: &str, all: &Arc<Tally>) -> Result<Self, LayerError> {
         let io = |what| move |e: Errno| LayerError::Io { id, what, source: e.into() };
         let dir = open_dir(layers, id)?;
         let identity = identity_of(&dir).map_err(io("its directory"))?;
@@ -101,7 +102,8 @@ impl Layer {
             flights: Flights::default(),
             streams: Mutex::default(),
             recorders: Recorders::default(),
-            stats: LayerStats::default(),
+            touched: Touched::new(manifest.chunks.len()),
+            stats: LayerStats::within(all),
             places: tokio::sync::Mutex::new(None),
             opens: AtomicUsize::new(0),
             forgotten: AtomicBool::new(false),

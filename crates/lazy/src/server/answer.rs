@@ -195,6 +195,11 @@ fn read(core: &Arc<Core>, request: &Request<'_>, buffer: &mut Vec<u8>) -> Result
     let length = layer.manifest.data_len.saturating_sub(offset).min(size.into()) as usize;
     let chunks = layer.chunks_of(offset, length);
     layer.recorders.touch(&chunks);
+    layer.touched.note(chunks.clone());
+    let cgroup = core.cgroups.of(request.pid);
+    if let Some(cgroup) = &cgroup {
+        core.cgroups.read(cgroup, length as u64);
+    }
     let is_full = layer.map.is_full();
     if is_full && !layer.seen_full.load(Ordering::Relaxed) {
         layer.seen_full.store(true, Ordering::Relaxed);
@@ -212,7 +217,7 @@ fn read(core: &Arc<Core>, request: &Request<'_>, buffer: &mut Vec<u8>) -> Result
                 layer.stats.hit(length as u64);
                 core.device.answer(request.unique, &buffer[..length]);
                 if let Some(ahead) = ahead {
-                    prefetch::ahead(core, &layer, ahead, core.cgroups.of(request.pid));
+                    prefetch::ahead(core, &layer, ahead, cgroup);
                 }
                 return Ok(None);
             }
@@ -224,7 +229,6 @@ fn read(core: &Arc<Core>, request: &Request<'_>, buffer: &mut Vec<u8>) -> Result
     }
     layer.stats.miss(length as u64);
     let (unique, pid) = (request.unique, request.pid);
-    let cgroup = core.cgroups.of(pid);
     if let Some(ahead) = ahead {
         prefetch::ahead(core, &layer, ahead, cgroup.clone());
     }

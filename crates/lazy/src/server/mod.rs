@@ -122,14 +122,15 @@ impl Core {
         }
         let (core, layer) = (Arc::clone(self), Arc::clone(layer));
         self.runtime.spawn_blocking(move || {
-            match layer.finish() {
+            let done = layer.finish();
+            layer.finishing.store(false, Ordering::Release);
+            match done {
                 Ok(true) => core.events.push(Event::Complete { layer: layer.id }),
                 Ok(false) => {}
                 Err(error) => {
                     tracing::error!(layer = %layer.id, %error, "a complete layer cannot be forced to the disk")
                 }
             }
-            layer.finishing.store(false, Ordering::Release);
         });
     }
 
