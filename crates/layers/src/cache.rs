@@ -23,7 +23,7 @@ pub struct Cached {
     pub digest: Digest,
     /// Bytes that its data takes on the disk.
     pub bytes: u64,
-    /// When a sandbox last had it, to some seconds; when it came, where none ever had.
+    /// When a sandbox last had it, as far as that was noted; when it came, where none ever had.
     pub used: SystemTime,
 }
 

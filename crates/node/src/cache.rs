@@ -9,7 +9,7 @@ use crate::lazy::Lazy;
 use crate::node::Core;
 use crate::reminder::Reminder;
 use corral_api::digest::Digest;
-use corral_layers::{Cached, SharedLayers, StoreError};
+use corral_layers::{Cached, SharedError, SharedLayers, StoreError};
 use std::collections::HashSet;
 use std::path::Path;
 use std::sync::Arc;
@@ -18,6 +18,8 @@ use std::time::{Duration, Instant};
 
 /// Between rounds.
 const EVERY: Duration = Duration::from_secs(3);
+/// Rounds between notes of which layers are in use: the precision of when each was last used.
+const NOTE_ROUNDS: u32 = 20;
 /// The default limit is the disk's size by this.
 const SHARE: u64 = 2;
 
@@ -55,13 +57,14 @@ impl Core {
     pub async fn keep_cache(self: Arc<Self>, lazy: Arc<Lazy>, shared: SharedLayers) {
         let (mut ticks, mut over) = (tokio::time::interval(EVERY), Reminder::default());
         ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
-        loop {
+        for round in 0_u32.. {
             ticks.tick().await;
-            match self.cache_round(&lazy, &shared).await {
+            match self.cache_round(&lazy, &shared, round % NOTE_ROUNDS == 0).await {
                 Ok(Round::Within) if over.over() => tracing::info!("the cache of layers is within its limit again"),
                 Ok(Round::Within) => {}
                 Ok(Round::Over(bytes)) if over.holds(Instant::now()) => {
-                    tracing::warn!(bytes, "the cache of layers is above its limit: what is in it is in use");
+                    let why = "what is left is in use, or the store does not say that it has it";
+                    tracing::warn!(bytes, why, "the cache of layers is above its limit");
                 }
                 Ok(Round::Over(_)) => {}
                 Err(error) => {
@@ -76,11 +79,18 @@ impl Core {
         self.all().iter().flat_map(|sandbox| sandbox.lock().record.environment.layers.clone()).collect()
     }
 
-    async fn cache_round(self: &Arc<Self>, lazy: &Arc<Lazy>, shared: &SharedLayers) -> Result<Round, StoreError> {
+    async fn cache_round(
+        self: &Arc<Self>,
+        lazy: &Arc<Lazy>,
+        shared: &SharedLayers,
+        note: bool,
+    ) -> Result<Round, StoreError> {
         let this = self.clone();
         let looked = tokio::task::spawn_blocking(move || {
             let used = this.used_layers();
-            this.layers.note_use(&used);
+            if note {
+                this.layers.note_use(&used);
+            }
             this.layers.cached().map(|cached| (cached, used))
         });
         // It only fails when the node ends.
@@ -92,8 +102,14 @@ impl Core {
             if bytes <= limit {
                 break;
             }
-            if self.give_up(lazy, shared, layer).await {
-                bytes = bytes.saturating_sub(layer.bytes);
+            match self.give_up(lazy, shared, layer).await {
+                Ok(true) => bytes = bytes.saturating_sub(layer.bytes),
+                Ok(false) => {}
+                Err(error) => {
+                    // Nor will it answer for the next one.
+                    tracing::debug!(error = %crate::error::chain(&error), "the shared store does not answer: data stays");
+                    break;
+                }
             }
         }
         self.cache.bytes.store(bytes, Ordering::Relaxed);
@@ -101,18 +117,19 @@ impl Core {
     }
 
     /// Gives up a layer's data; whether that was done.
-    async fn give_up(self: &Arc<Self>, lazy: &Arc<Lazy>, shared: &SharedLayers, layer: Cached) -> bool {
+    ///
+    /// # Errors
+    /// The store does not say whether it has the layer.
+    async fn give_up(
+        self: &Arc<Self>,
+        lazy: &Arc<Lazy>,
+        shared: &SharedLayers,
+        layer: Cached,
+    ) -> Result<bool, SharedError> {
         let digest = layer.digest;
-        match shared.is_published(&digest).await {
-            Ok(true) => {}
-            Ok(false) => {
-                tracing::debug!(%digest, "the shared store does not have it: its data stays");
-                return false;
-            }
-            Err(error) => {
-                tracing::debug!(%digest, error = %crate::error::chain(&error), "the shared store does not answer: data stays");
-                return false;
-            }
+        if !shared.is_published(&digest).await? {
+            tracing::debug!(%digest, "the shared store does not have it: its data stays");
+            return Ok(false);
         }
         let (this, lazy, runtime) = (self.clone(), lazy.clone(), tokio::runtime::Handle::current());
         let done = tokio::task::spawn_blocking(move || {
@@ -124,7 +141,7 @@ impl Core {
                 self.cache.evictions.fetch_add(1, Ordering::Relaxed);
                 self.cache.evicted_bytes.fetch_add(freed, Ordering::Relaxed);
                 tracing::info!(%digest, bytes = freed, "data of a layer was given up");
-                return true;
+                return Ok(true);
             }
             Ok(Ok(Some(Err(error)))) => {
                 tracing::warn!(%digest, error = %crate::error::chain(&error), "data of a layer cannot be given up");
@@ -135,7 +152,7 @@ impl Core {
             // A sandbox has it by now; or the node ends.
             Ok(Ok(None)) | Err(_) => {}
         }
-        false
+        Ok(false)
     }
 }
 
