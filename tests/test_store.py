@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
 import corral
@@ -236,7 +237,7 @@ def test_what_a_cut_off_snapshot_left_is_collected(tmp_path: Path) -> None:
         with client.sandboxes.create("bb", limits=SMALL) as box:
             box.exec("head -c 1000000 /dev/urandom > /tmp/big", check=True)
             lost = box.snapshot("lost").layers[-1].digest
-        catalogue = sqlite3.connect(server.data / "catalogue.db")
+        catalogue = sqlite3.connect(server.data / "catalogue.sqlite")
         with contextlib.closing(catalogue), catalogue:
             for table in ("image_layers", "layers", "images"):
                 key = "image" if table == "image_layers" else "digest" if table == "layers" else "name"
@@ -275,3 +276,99 @@ def test_a_directory_that_is_not_there(server: Server) -> None:
     done = server.cli("up", "--ephemeral", "--listen", "127.0.0.1:0", "--store", "file:///no/such/directory")
     assert done.returncode == 1
     assert b"/no/such/directory" in done.stderr
+
+
+def metrics(server: Server) -> dict[str, float]:
+    lines = httpx.get(server.url + "/metrics", trust_env=False).text.splitlines()
+    return {line.rsplit(" ", 1)[0]: float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith("corral_lazy")}
+
+
+def test_what_is_read_is_counted(tmp_path: Path) -> None:
+    with node(tmp_path) as (server, client, _):
+        with client.sandboxes.create("bb", limits=SMALL) as box:
+            box.exec(BIG, check=True)
+            digest = box.snapshot("big").layers[-1].digest
+        lose_layers(server)
+        with client.sandboxes.create("big", limits=SMALL) as box:
+            assert box.exec("md5sum /big/7").ok
+            stats = box.stats()
+            assert stats.read_bytes >= 500_000
+            assert 4 <= stats.image_touched_chunks < stats.image_chunks / 2
+            told = metrics(server)
+            assert told["corral_lazy_server_up"] == 1
+            assert told["corral_lazy_read_bytes_total"] >= stats.read_bytes
+            assert told["corral_lazy_fetched_bytes_total"] >= stats.fetched_bytes
+            assert told["corral_lazy_cache_misses_total"] > 0
+            assert told["corral_lazy_fetch_duration_seconds_count"] > 0
+            assert told['corral_lazy_fetch_duration_seconds_bucket{le="+Inf"}'] > 0
+            assert told["corral_lazy_cache_limit_bytes"] > 1 << 30
+            assert told['corral_lazy_server_restarts_total{cause="crashed"}'] == 0
+            listed = json.loads(server.cli("--json", "layer", "stats").stdout)
+            [layer] = [layer for layer in listed if layer["digest"] == digest]
+            assert 4 <= layer["reads"]["touched_chunks"] < layer["chunks"]
+            assert b"HIT RATE" in server.cli("layer", "stats").stdout
+            assert b"IMAGE READ" in server.cli("stats", box.id).stdout
+            [pid] = lazy_servers(server)
+            os.kill(pid, signal.SIGSTOP)
+            assert metrics(server)["corral_lazy_server_up"] == 0
+            assert box.exec("md5sum /big/9").ok, "another server answers"
+            until(lambda: metrics(server).get('corral_lazy_server_restarts_total{cause="still"}') == 1, 30)
+            assert "it stood still and was killed" in server.log.read_text()
+
+
+def cached(server: Server) -> int:
+    return int(json.loads(server.cli("--json", "layer", "du").stdout)["cached_bytes"])
+
+
+def test_the_cache_is_bounded_and_what_is_in_use_stays(tmp_path: Path) -> None:
+    with node(tmp_path, "--cache-mib", "30") as (server, client, _):
+        sums, layers = {}, {}
+        for name in ("one", "two", "three"):
+            with client.sandboxes.create("bb", limits=SMALL) as box:
+                box.exec(BIG, check=True)
+                sums[name] = box.exec("cd /big; md5sum *", check=True).stdout
+                layers[name] = box.snapshot(name).layers[-1].digest
+        # Three of 20 MB each were made here and are in the store.
+        until(lambda: cached(server) <= 30 << 20, 30, "what was made first went")
+        lose_layers(server)
+
+        def read(name: str) -> None:
+            with client.sandboxes.create(name, limits=SMALL) as box:
+                assert box.exec("cd /big; md5sum *").stdout == sums[name]
+
+        def data(name: str) -> int:
+            return int(usage_of(server, layers[name])["cached_bytes"])
+
+        read("one")
+        assert data("one") > 19_000_000
+        read("two")
+        until(lambda: data("one") == 0, 30, "what was used longest ago goes")
+        assert data("two") > 19_000_000
+        with client.sandboxes.create("two", limits=SMALL) as held:
+            read("one")
+            until(lambda: data("one") == 0, 30, "what no sandbox has goes, though it is newer")
+            assert data("two") > 19_000_000
+            with client.sandboxes.create("three", limits=SMALL) as other:
+                assert other.exec("cd /big; md5sum *").stdout == sums["three"]
+                until(lambda: "above its limit" in server.log.read_text(), 30, "all is in use")
+                assert data("two") > 19_000_000
+                assert data("three") > 19_000_000
+                assert held.exec("cd /big; md5sum *").stdout == sums["two"]
+        until(lambda: cached(server) <= 30 << 20, 30)
+        for name in ("one", "two", "three"):
+            read(name)
+        usage = usage_of(server, layers["three"])
+        assert usage["stored_bytes"] > 19_000_000
+        assert usage["shared_bytes"] < usage["stored_bytes"]
+        assert b"of 30" in server.cli("layer", "du").stdout
+        told = metrics(server)
+        assert told["corral_lazy_evictions_total"] >= 3
+        assert told["corral_lazy_evicted_bytes_total"] > 50_000_000
+        assert told["corral_lazy_cache_limit_bytes"] == 30 << 20
+
+
+@pytest.mark.parametrize("limit", ["0", "-1", "many", "1.5", "99999999999"])
+def test_a_limit_of_the_cache_that_cannot_be_is_refused(server: Server, limit: str) -> None:
+    done = server.cli("up", "--ephemeral", "--store", "file:///tmp", f"--cache-mib={limit}")
+    assert done.returncode == 2
+    assert b"expected a number of MiB from 1 on" in done.stderr

@@ -87,6 +87,15 @@ pub struct LayerUsage {
     pub chunks: u64,
     /// Chunks that are on the node.
     pub local_chunks: u64,
+    /// Bytes of its data on the node's disk that can be had again: these count for the limit of the cache.
+    #[serde(default)]
+    pub cached_bytes: u64,
+    /// Bytes that its data takes in the shared store; absent for a layer that was never there.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub stored_bytes: Option<u64>,
+    /// Bytes of these that other layers of the node refer to as well.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub shared_bytes: Option<u64>,
     /// Whether it is in the shared store; absent where there is none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub published: Option<bool>,
@@ -100,8 +109,11 @@ pub struct LayerUsage {
 /// Reads of a layer that is not wholly on the node.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct LayerReads {
-    /// Bytes that readers asked for.
+    /// Bytes that readers asked for. What the host has in memory is not asked for.
     pub read_bytes: u64,
+    /// Chunks that readers asked for, of all that the layer has.
+    #[serde(default)]
+    pub touched_chunks: u64,
     /// Bytes that came from the shared store, as they are stored there.
     pub fetched_bytes: u64,
     /// Reads of what was on the node.
@@ -123,6 +135,12 @@ pub struct LayerUsageList {
     pub layers: Vec<LayerUsage>,
     /// Layers that are only in the shared store.
     pub elsewhere: u64,
+    /// Bytes of data on the node that can be had again.
+    #[serde(default)]
+    pub cached_bytes: u64,
+    /// The most that these may be before data that no live sandbox has is given up; absent where nothing ever is.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cache_limit_bytes: Option<u64>,
 }
 
 /// Body of `POST /v1/layers:gc`.

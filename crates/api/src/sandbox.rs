@@ -387,9 +387,19 @@ pub struct SandboxStats {
     pub disk_bytes: u64,
     /// Processes killed for want of memory.
     pub oom_kills: u64,
+    /// Bytes that it asked for of layers that are read lazily. What the host has in memory is not asked for.
+    #[serde(default)]
+    pub read_bytes: u64,
     /// Bytes of layers that were fetched from the shared store because it read them.
     #[serde(default)]
     pub fetched_bytes: u64,
+    /// Chunks of its layers that are read lazily; 0 where none is.
+    #[serde(default)]
+    pub image_chunks: u64,
+    /// Of these, chunks that were read since the server of lazy reads was started, by this sandbox or another one that
+    /// has the layer.
+    #[serde(default)]
+    pub image_touched_chunks: u64,
 }
 
 /// Something that happened to a sandbox.

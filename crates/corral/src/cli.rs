@@ -231,6 +231,10 @@ pub struct UpArgs {
     /// Fetch layers whole before a sandbox starts on them, instead of as they are read.
     #[arg(long, requires = "store")]
     pub whole_layers: bool,
+    /// The most data of layers that is kept here although the store has it, too; half of the disk where absent. That which
+    /// was used longest ago goes first, and what a live sandbox has stays.
+    #[arg(long, value_name = "MIB", requires = "store", conflicts_with = "whole_layers", value_parser = values::cache_mib)]
+    pub cache_mib: Option<u32>,
     /// Keep everything in a temporary directory that is removed at the end, whatever --data-dir says.
     #[arg(long)]
     pub ephemeral: bool,

@@ -68,6 +68,11 @@ pub fn bytes(count: u64) -> String {
     format!("{value:.1} TiB")
 }
 
+/// A part of a whole, such as `12.5 %`; nothing where there is no whole.
+pub fn share(part: u64, whole: u64) -> String {
+    if whole == 0 { String::new() } else { format!("{:.1} %", part as f64 * 100.0 / whole as f64) }
+}
+
 /// Prints an error: its chain for people, a problem document with `--json`.
 pub fn print_error(json: bool, error: &anyhow::Error) {
     let mut err = std::io::stderr().lock();

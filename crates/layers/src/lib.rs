@@ -18,6 +18,7 @@
 #![forbid(unsafe_code)]
 
 mod build;
+mod cache;
 mod chain;
 mod config;
 mod diff;
@@ -45,6 +46,7 @@ mod usage;
 mod walk;
 
 pub use build::{BuildOptions, LayerSource};
+pub use cache::Cached;
 pub use config::{CancelFlag, ImportOptions, LayersConfig, Limits, ProgressFn};
 pub use corral_store::StoreConfig;
 pub use error::{EntryFault, ImportError, MountError, StoreError};

@@ -159,14 +159,17 @@ impl LayerStore {
             if in_use(&digest) {
                 continue;
             }
-            let errors = self.mounts().points(&digest).into_iter().filter_map(|point| unmount(&point).err());
-            let before = failed.len();
-            failed.extend(errors);
-            if failed.len() == before {
-                done.push(digest);
+            match self.unmount_held(&digest) {
+                Ok(()) => done.push(digest),
+                Err(error) => failed.push(error),
             }
         }
         if failed.is_empty() { Ok(done) } else { Err(failed) }
+    }
+
+    /// Unmounts a layer whose turn the caller holds.
+    pub(crate) fn unmount_held(&self, digest: &Digest) -> Result<(), MountError> {
+        self.mounts().points(digest).iter().map(|point| unmount(point)).fold(Ok(()), Result::and)
     }
 
     /// Unmounts every layer.

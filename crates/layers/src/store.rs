@@ -349,7 +349,7 @@ impl LayerStore {
     }
 }
 
-fn files(dir: &Path) -> Result<Vec<PathBuf>, StoreError> {
+pub(crate) fn files(dir: &Path) -> Result<Vec<PathBuf>, StoreError> {
     let io = |e| StoreError::io("list", dir, e);
     std::fs::read_dir(dir).map_err(io)?.map(|entry| entry.map(|e| e.path()).map_err(io)).collect()
 }

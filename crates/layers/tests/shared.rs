@@ -339,3 +339,36 @@ async fn a_pack_that_is_gone_is_not_referred_to() {
     other.pull(&first.digest).await.unwrap();
     two.verify(&first.digest).unwrap();
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn data_that_can_be_had_again_is_known_and_given_up_where_nobody_uses_it() {
+    let cluster = Cluster::new();
+    let (local, shared) = cluster.node("one");
+    let (older, newer) = (layer(&cluster, &local, "a", &content(1)), layer(&cluster, &local, "b", &content(2)));
+    assert_eq!(local.cached().unwrap(), [], "nobody else has it");
+    for made in [&older, &newer] {
+        shared.publish(&made.digest).await.unwrap();
+    }
+    let cached = |digest: Digest| local.cached().unwrap().into_iter().find(|c| c.digest == digest).unwrap();
+    assert!(cached(older.digest).bytes >= 700_000);
+    let before = cached(newer.digest).used;
+    local.note_use([&newer.digest, &Digest::of(b"?")]);
+    assert!(cached(newer.digest).used > before.max(cached(older.digest).used));
+
+    let point = local.ensure_mounted(&older.digest).unwrap();
+    let lower = local.open_lower(&older.digest).unwrap();
+    let in_use = |digest: &Digest| *digest == newer.digest;
+    assert_eq!(local.give_up(&newer.digest, &in_use, || panic!("it is in use")).unwrap(), None::<()>);
+    assert_eq!(local.give_up(&older.digest, &in_use, || local.is_mounted(&older.digest)).unwrap(), Some(false));
+    assert!(!point.exists());
+    drop(lower);
+
+    let usage = local.usage().unwrap();
+    for layer in &usage {
+        let stored = layer.stored_bytes.unwrap();
+        assert!(stored > 700_000 && stored < layer.size_bytes, "text shrinks: {layer:?}");
+        let common = layer.shared_bytes.unwrap();
+        assert!(common > 0 && common < 10_000, "both have the text: {layer:?}");
+        assert!(layer.cached_bytes >= 700_000 && layer.local_bytes > layer.cached_bytes);
+    }
+}

@@ -23,6 +23,7 @@ mod fetch;
 mod fuse;
 pub mod holder;
 mod id;
+mod kept;
 mod layer;
 pub mod options;
 pub mod server;

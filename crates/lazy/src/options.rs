@@ -14,9 +14,14 @@ pub struct Options {
     pub socket: PathBuf,
     /// The program that a hang-up signal has it go on as; the running one's path where none is named.
     pub program: Option<PathBuf>,
+    /// How long a server may not answer before it is replaced; zero is for ever.
+    pub still: Duration,
     /// How the server works.
     pub server: Config,
 }
+
+/// How long a server may not answer, usually.
+const STILL: Duration = Duration::from_secs(5);
 
 /// Words that are no options.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -44,6 +49,7 @@ pub const HELP: &str = "  --root DIR         the directory that holds `layers`; 
   --store URL        file:///dir or s3://bucket/prefix?region=…
   --socket PATH      the control socket
   --program PATH     what a SIGHUP has it go on as
+  --still-ms N       how long the server may not answer before it is replaced; 0: for ever (5000)
   --wait-ms N        how long a read waits for the store (60000)
   --memory-mib N     bytes under way (256)
   --run-kib N        bytes of one read of the store (4096)
@@ -57,7 +63,7 @@ pub const HELP: &str = "  --root DIR         the directory that holds `layers`; 
 impl Options {
     /// Usual values.
     pub fn new(root: impl Into<PathBuf>, store: impl Into<String>, socket: impl Into<PathBuf>) -> Self {
-        Self { store: store.into(), socket: socket.into(), program: None, server: Config::new(root) }
+        Self { store: store.into(), socket: socket.into(), program: None, still: STILL, server: Config::new(root) }
     }
 
     /// Reads words.
@@ -88,6 +94,7 @@ impl Options {
             "--store" => self.store = value.to_owned(),
             "--socket" => self.socket = path()?,
             "--program" => self.program = Some(path()?),
+            "--still-ms" => self.still = Duration::from_millis(number(name, value)?),
             "--wait-ms" => server.wait_limit = Duration::from_millis(number(name, value)?),
             "--memory-mib" => server.limits.bytes = number::<u32>(name, value).map(|mib| u64::from(mib) << 20)?,
             "--run-kib" => server.limits.run_bytes = number::<u32>(name, value).map(|kib| u64::from(kib) << 10)?,
@@ -114,6 +121,7 @@ impl Options {
         if let Some(program) = &self.program {
             add("--program", text(program));
         }
+        add("--still-ms", self.still.as_millis().to_string());
         add("--wait-ms", server.wait_limit.as_millis().to_string());
         add("--memory-mib", (server.limits.bytes >> 20).to_string());
         add("--run-kib", (server.limits.run_bytes >> 10).to_string());

@@ -51,6 +51,8 @@ pub struct NodeConfig {
     pub store: Option<StoreUrl>,
     /// Layers are fetched whole before a sandbox starts on them, instead of as they are read.
     pub whole_layers: bool,
+    /// Most bytes of data of layers that the shared store has as well; half of the disk where absent.
+    pub cache_bytes: Option<u64>,
     /// Registry hosts that may be spoken to without TLS, besides loopback.
     pub plain_http_hosts: Vec<String>,
 }
@@ -79,6 +81,7 @@ impl NodeConfig {
             ending: false,
             store: None,
             whole_layers: false,
+            cache_bytes: None,
             plain_http_hosts: Vec::new(),
         }
     }

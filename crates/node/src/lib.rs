@@ -14,6 +14,7 @@
 mod adopt;
 mod balance;
 mod ballast;
+mod cache;
 mod clock;
 mod commands;
 mod config;

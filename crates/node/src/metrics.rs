@@ -68,8 +68,8 @@ impl Metrics {
         family.get_or_create(&ResultLabel { result }).inc();
     }
 
-    /// All counters, followed by gauges that are read now.
-    pub fn text(&self, gauges: &[(&str, &str, f64)]) -> String {
+    /// All counters, followed by gauges that are read now and by families that are text already.
+    pub fn text(&self, gauges: &[(&str, &str, f64)], families: &str) -> String {
         let mut text = String::new();
         if prometheus_client::encoding::text::encode(&mut text, &self.registry).is_err() {
             tracing::error!("the metrics could not be written");
@@ -79,6 +79,6 @@ impl Metrics {
             .iter()
             .map(|(name, help, value)| format!("# HELP {name} {help}.\n# TYPE {name} gauge\n{name} {value}\n"))
             .collect();
-        format!("{body}{extra}# EOF\n")
+        format!("{body}{extra}{families}# EOF\n")
     }
 }

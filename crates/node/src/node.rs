@@ -1,6 +1,7 @@
 //! The node's state, shared by everything that serves it.
 
 use crate::ballast::Ballast;
+use crate::cache::CacheState;
 use crate::config::NodeConfig;
 use crate::events::Events;
 use crate::keepers::Keepers;
@@ -38,6 +39,8 @@ pub struct Core {
     pub layers: LayerStore,
     /// The store that nodes share, where there is one.
     pub shared: Option<SharedLayers>,
+    /// Data of layers that can be had again.
+    pub cache: CacheState,
     /// The server of lazy reads, where layers are read as they are fetched.
     pub lazy: Option<Arc<crate::lazy::Lazy>>,
     /// The one that runs, which may be left from a run with other settings: sandboxes read through it.
@@ -107,6 +110,7 @@ impl Core {
             starts: Semaphore::new(config.start_slots),
             removals: Semaphore::new(config.start_slots),
             ballast: Ballast::new(&config.data_dir),
+            cache: CacheState::new(config.cache_bytes, &config.data_dir),
             config,
             ledger,
             events: Events::after(last_event),

@@ -10,6 +10,7 @@ use corral_api::problem::{ErrorKind, Problem};
 use corral_layers::{GcReport, GcRules, SharedError, SharedLayers, StoreError};
 use std::collections::HashSet;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 /// What a caller is told; the log has the whole chain.
@@ -49,6 +50,7 @@ impl Core {
         let Some(shared) = &self.shared else { return Ok(()) };
         let (this, wanted) = (self.clone(), digests.to_vec());
         let missing = tokio::task::spawn_blocking(move || {
+            this.layers.note_use(&wanted);
             wanted.into_iter().filter(|d| !this.layers.is_complete(d).unwrap_or(false)).collect::<Vec<_>>()
         });
         for digest in missing.await.unwrap_or_default() {
@@ -81,7 +83,10 @@ impl Core {
         let this = self.clone();
         let listed = tokio::task::spawn_blocking(move || this.layers.usage()).await;
         let listed = listed.map_err(|_| Problem::new(ErrorKind::Internal, "listing the layers failed"))?;
-        let mut usage = LayerUsageList { layers: listed.map_err(|e| store_problem(&e))?, elsewhere: 0 };
+        let layers = listed.map_err(|e| store_problem(&e))?;
+        let cached_bytes = layers.iter().map(|layer| layer.cached_bytes).sum();
+        let cache_limit_bytes = self.lazy.as_ref().map(|_| self.cache.limit_bytes.load(Ordering::Relaxed));
+        let mut usage = LayerUsageList { layers, elsewhere: 0, cached_bytes, cache_limit_bytes };
         let mut reads = self.lazy_reads().await;
         usage.layers.iter_mut().for_each(|layer| layer.reads = reads.remove(&layer.digest));
         if let Some(shared) = &self.shared {
@@ -93,15 +98,14 @@ impl Core {
         Ok(usage)
     }
 
-    /// Removes from the shared store what neither the catalogue nor a sandbox here needs.
+    /// Removes from the node, and from the shared store where there is one, what neither the catalogue nor a sandbox here
+    /// needs.
     ///
     /// # Errors
-    /// There is no shared store, or it fails.
+    /// The shared store or the host fails; what was removed before stays removed.
     pub async fn gc_layers(self: &Arc<Self>, request: GcOnNode) -> Result<GcResult, Problem> {
-        let mut needed: HashSet<Digest> = request.needed.into_iter().collect();
-        for sandbox in self.all() {
-            needed.extend(sandbox.lock().record.environment.layers.iter().copied());
-        }
+        let mut needed = self.used_layers();
+        needed.extend(request.needed);
         let (grace, dry_run) = (Duration::from_millis(request.spec.grace_ms), request.spec.dry_run);
         let rules = GcRules { needed, grace, dry_run };
         let report = match &self.shared {
@@ -136,8 +140,7 @@ impl Core {
 
     /// Removes a layer from the node, unless a sandbox uses it. Blocks.
     pub fn forget_layer(&self, digest: &Digest) -> Result<(), StoreError> {
-        let used: HashSet<Digest> =
-            self.all().iter().flat_map(|s| s.lock().record.environment.layers.clone()).collect();
+        let used = self.used_layers();
         let in_use = |d: &Digest| used.contains(d);
         if !in_use(digest)
             && let Err(errors) = self.layers.unmount_unused(&|d| d != digest || in_use(d))

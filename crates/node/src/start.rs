@@ -147,6 +147,9 @@ impl Node {
         let looking = tokio::spawn(async move { looking.keepers.look_after().await });
         let mut tasks = vec![hearing, looking, tokio::spawn(core.clone().keep_up())];
         if let Some(lazy) = lazy {
+            if let Some(shared) = core.shared.clone() {
+                tasks.push(tokio::spawn(core.clone().keep_cache(lazy.clone(), shared)));
+            }
             tasks.push(tokio::spawn(core.clone().hear_lazy(lazy)));
         }
         Ok(NodeHandle { core, tasks, taken_over })

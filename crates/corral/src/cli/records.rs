@@ -159,8 +159,12 @@ pub enum LayerCommand {
     },
     /// List layers.
     Ls,
-    /// What layers take on the node and in the shared store.
+    /// What layers take: on the node, of that what can be had again (cached), in the shared store (stored), and of that
+    /// what other layers of the node refer to as well (shared).
     Du,
+    /// What was read of layers since the server of lazy reads was started: bytes, the fraction of their chunks that was
+    /// touched, how often the data was here, and how long a fetch took.
+    Stats,
     /// Remove from the shared store what no image, layer, environment or sandbox needs.
     #[command(after_help = "\
 Examples:

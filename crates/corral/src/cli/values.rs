@@ -82,6 +82,14 @@ pub fn positive(text: &str) -> Result<usize, String> {
     text.parse().ok().filter(|n| *n > 0).ok_or_else(|| "expected a number from 1 on".into())
 }
 
+/// Limit of a cache, in MiB.
+///
+/// # Errors
+/// It is no such limit.
+pub fn cache_mib(text: &str) -> Result<u32, String> {
+    text.parse().ok().filter(|n| *n > 0).ok_or_else(|| "expected a number of MiB from 1 on".into())
+}
+
 /// Size of the image for writable layers, in MiB: smaller than the least, btrfs cannot be made in it.
 ///
 /// # Errors

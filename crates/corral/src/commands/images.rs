@@ -4,7 +4,7 @@ use super::transfer::{self, Upload};
 use super::{build, delete_each};
 use crate::cli::{ImageCommand, ImportArgs, KindArg, LayerCommand};
 use crate::client::{ApiError, Client, Lines, fetch, fetch_pages, send};
-use crate::output::{bytes, print_json, print_json_line, print_line, print_table, printable};
+use crate::output::{bytes, print_json, print_json_line, print_line, print_table, printable, share};
 use anyhow::Context as _;
 use corral_api::catalogue::{GcResult, GcSpec, ImageList, LayerList, LayerUsageList};
 use corral_api::image::{Change, ImageDiff, ImageRecord, ImportProgress};
@@ -108,6 +108,7 @@ pub async fn layer(client: &Client, command: &LayerCommand, json: bool) -> anyho
             }
         }
         LayerCommand::Du => usage(client, json).await?,
+        LayerCommand::Stats => reads(client, json).await?,
         LayerCommand::Gc { grace, dry_run } => {
             let spec = GcSpec { grace_ms: *grace, dry_run: *dry_run };
             let result: GcResult = fetch(client.post(&["v1", "layers:gc"]).json(&spec)).await?;
@@ -138,15 +139,55 @@ async fn usage(client: &Client, json: bool) -> anyhow::Result<()> {
         return print_json(&list);
     }
     print_table(
-        &["DIGEST", "SIZE", "HERE", "CHUNKS", "MOUNTED", "SHARED"],
+        &["DIGEST", "SIZE", "HERE", "CHUNKS", "CACHED", "STORED", "SHARED", "MOUNTED", "PUBLISHED"],
         list.layers.iter().map(|l| {
             let yes = |set: bool| if set { "yes" } else { "no" }.to_owned();
-            let chunks = format!("{}/{}", l.local_chunks, l.chunks);
-            let shared = l.published.map_or_else(String::new, yes);
-            vec![l.digest.to_string(), bytes(l.size_bytes), bytes(l.local_bytes), chunks, yes(l.mounted), shared]
+            let some = |size: Option<u64>| size.map_or_else(String::new, bytes);
+            vec![
+                l.digest.to_string(),
+                bytes(l.size_bytes),
+                bytes(l.local_bytes),
+                format!("{}/{}", l.local_chunks, l.chunks),
+                bytes(l.cached_bytes),
+                some(l.stored_bytes),
+                some(l.shared_bytes),
+                yes(l.mounted),
+                l.published.map_or_else(String::new, yes),
+            ]
         }),
     )?;
+    if let Some(limit) = list.cache_limit_bytes {
+        print_line(&format!("{} of {} cached", bytes(list.cached_bytes), bytes(limit)))?;
+    }
     if list.elsewhere > 0 { print_line(&format!("{} more in the shared store", list.elsewhere)) } else { Ok(()) }
+}
+
+async fn reads(client: &Client, json: bool) -> anyhow::Result<()> {
+    let list: LayerUsageList = fetch(client.get(&["v1", "layers:usage"])).await?;
+    let read = list.layers.iter().filter_map(|layer| Some((layer, layer.reads.as_ref()?)));
+    if json {
+        let read: Vec<_> = read
+            .map(|(layer, reads)| serde_json::json!({ "digest": layer.digest, "chunks": layer.chunks, "reads": reads }))
+            .collect();
+        return print_json(&read);
+    }
+    print_table(
+        &["DIGEST", "READ", "FETCHED", "TOUCHED", "HITS", "MISSES", "HIT RATE", "ERRORS", "FETCH"],
+        read.map(|(layer, reads)| {
+            let fetch_ms = reads.fetch_us as f64 / 1000.0 / reads.fetches.max(1) as f64;
+            vec![
+                layer.digest.to_string(),
+                bytes(reads.read_bytes),
+                bytes(reads.fetched_bytes),
+                share(reads.touched_chunks, layer.chunks),
+                reads.hits.to_string(),
+                reads.misses.to_string(),
+                share(reads.hits, reads.hits + reads.misses),
+                reads.errors.to_string(),
+                format!("{fetch_ms:.1} ms"),
+            ]
+        }),
+    )
 }
 
 async fn import(client: &Client, args: &ImportArgs, json: bool) -> anyhow::Result<()> {

@@ -2,7 +2,7 @@
 
 use crate::cli::{CreateArgs, LsArgs, SandboxArgs};
 use crate::client::{ApiError, Client, fetch};
-use crate::output::{bytes, print_error, print_json, print_json_line, print_line, print_table, printable};
+use crate::output::{bytes, print_error, print_json, print_json_line, print_line, print_table, printable, share};
 use corral_api::catalogue::{BatchItem, BatchResult, CommandList};
 use corral_api::command::{CommandStatus, Outcome};
 use corral_api::environment::Limits;
@@ -228,7 +228,7 @@ pub async fn stats(client: &Client, id: &str, json: bool) -> anyhow::Result<()> 
         return print_json(&stats);
     }
     print_table(
-        &["CPU", "MEMORY", "PEAK", "PIDS", "DISK", "OOM KILLS"],
+        &["CPU", "MEMORY", "PEAK", "PIDS", "DISK", "OOM KILLS", "READ", "FETCHED", "IMAGE READ"],
         [vec![
             format!("{:.2} s", stats.cpu_ms as f64 / 1000.0),
             bytes(stats.memory_bytes),
@@ -236,6 +236,9 @@ pub async fn stats(client: &Client, id: &str, json: bool) -> anyhow::Result<()> 
             stats.pids.to_string(),
             bytes(stats.disk_bytes),
             stats.oom_kills.to_string(),
+            bytes(stats.read_bytes),
+            bytes(stats.fetched_bytes),
+            share(stats.image_touched_chunks, stats.image_chunks),
         ]],
     )
 }

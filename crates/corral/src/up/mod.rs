@@ -42,6 +42,7 @@ pub async fn run(args: &UpArgs, server: &ServerArgs, json: bool) -> anyhow::Resu
         keep_output_mib: args.keep_output_mib,
         store: args.store.clone(),
         whole_layers: args.whole_layers,
+        cache_mib: args.cache_mib,
         disk_step_mib: args.disk_step_mib,
         disk_reserve_mib: args.disk_reserve_mib,
         ephemeral: args.ephemeral,

@@ -26,6 +26,8 @@ pub struct NodeOptions {
     pub store: Option<corral_node::StoreUrl>,
     /// Layers are fetched whole.
     pub whole_layers: bool,
+    /// Most data of layers that the shared store has as well.
+    pub cache_mib: Option<u32>,
     /// The step by which the space for writable layers grows.
     pub disk_step_mib: u64,
     /// Space on the disk that writable layers leave.
@@ -62,6 +64,7 @@ pub async fn start(options: &NodeOptions) -> anyhow::Result<LocalNode> {
     config.keep_ended = options.keep_ended;
     config.store.clone_from(&options.store);
     config.whole_layers = options.whole_layers;
+    config.cache_bytes = options.cache_mib.map(|mib| u64::from(mib) << 20);
     config.keep_output_bytes = u64::from(options.keep_output_mib) << 20;
     config.writable = WritableConfig::of(options.disk_step_mib << 20, u64::from(options.disk_reserve_mib) << 20);
     let mut handle = Node::start(config).await?;

@@ -54,6 +54,7 @@ impl SharedLayers {
     /// be repeated.
     pub async fn publish(&self, digest: &Digest) -> Result<Published, SharedError> {
         if self.is_published(digest).await? {
+            self.know_places(digest).await;
             return Ok(Published { existed: true, ..Published::default() });
         }
         let digest = *digest;
@@ -82,8 +83,29 @@ impl SharedLayers {
         let put = self.put(keys::manifest(&digest)?, Body::Bytes(named.into())).await?;
         report.existed = put == Put::Existed;
         let places = made.places;
-        self.blocking(move |this| this.index.learn(&digest, &manifest, &places)).await?;
+        self.blocking(move |this| {
+            this.index.learn(&digest, &manifest, &places)?;
+            Ok(this.local.replace_places(&digest, &places)?)
+        })
+        .await?;
         Ok(report)
+    }
+
+    /// Sees to it that a layer that others published has a table of places here, so that its data counts as what can be
+    /// had again. Without one it only stays.
+    async fn know_places(&self, digest: &Digest) {
+        let of = *digest;
+        let manifest = self.blocking(move |this| match this.local.places(&of) {
+            Ok(_) => Ok(None),
+            Err(_) => Ok(Some(this.local.manifest(&of)?)),
+        });
+        let known = match manifest.await {
+            Ok(Some(manifest)) => self.refresh_places(digest, &manifest).await.map(|_| ()),
+            other => other.map(|_| ()),
+        };
+        if let Err(error) = known {
+            tracing::debug!(%digest, %error, "where the chunks of a layer lie is not known here");
+        }
     }
 
     async fn put(&self, key: corral_store::Key, body: Body) -> Result<Put, SharedError> {

@@ -54,7 +54,7 @@ impl SharedLayers {
     }
 
     /// Reads anew where a layer's chunks lie.
-    async fn refresh_places(&self, digest: &Digest, manifest: &Manifest) -> Result<Places, SharedError> {
+    pub(super) async fn refresh_places(&self, digest: &Digest, manifest: &Manifest) -> Result<Places, SharedError> {
         let places = self.places_of(digest, manifest).await?;
         let (digest, kept) = (*digest, places.clone());
         self.blocking(move |this| Ok(this.local.replace_places(&digest, &kept)?)).await?;

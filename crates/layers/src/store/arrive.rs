@@ -102,11 +102,22 @@ impl LayerStore {
         Ok(())
     }
 
+    /// Looks at a layer of which a server of lazy reads says that all data is here, so that it can be mounted from its
+    /// own data. Nothing to do where the data was dropped since.
+    ///
+    /// # Errors
+    /// It is not what it should be, or the host refuses.
+    pub fn note_arrived(&self, digest: &Digest) -> Result<(), StoreError> {
+        let hold = self.mounts().hold(digest);
+        let _turn = hold.lock();
+        if self.is_complete(digest)? { self.verify(digest) } else { Ok(()) }
+    }
+
     /// Notes that all data of a layer is here and on the disk.
     ///
     /// # Errors
     /// It is not, or the host refuses.
-    pub fn note_complete(&self, digest: &Digest) -> Result<(), StoreError> {
+    pub(crate) fn note_complete(&self, digest: &Digest) -> Result<(), StoreError> {
         let data = LayerFiles::in_dir(&self.dir_of(digest)).data;
         File::open(&data).and_then(|f| f.sync_data()).map_err(|e| StoreError::io("sync", &data, e))?;
         let present = self.present_path(digest);

@@ -5,7 +5,7 @@ mod process;
 pub use process::{LazyProcess, ProcessError};
 
 use crate::LayerId;
-use crate::control::{After, Done, EventLine, Listening, Opened, Refusal, Reply, Request, Stats, Who};
+use crate::control::{After, Done, EventLine, Evicted, Listening, Opened, Refusal, Reply, Request, Stats, Who};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use std::io;
@@ -78,6 +78,14 @@ impl LazyLink {
     /// The kernel keeps the name, or the connection fails.
     pub async fn forget(&mut self, layer: LayerId) -> Result<(), LinkError> {
         self.call(&Request::Forget { layer }).await.map(|Done {}| ())
+    }
+
+    /// Has the server drop the data of a layer; says how many bytes of the disk it took. What is mounted reads on.
+    ///
+    /// # Errors
+    /// There is no such layer, its files cannot be changed, or the connection fails.
+    pub async fn evict(&mut self, layer: LayerId) -> Result<u64, LinkError> {
+        self.call(&Request::Evict { layer }).await.map(|Evicted { freed_bytes }| freed_bytes)
     }
 
     /// Who answers.

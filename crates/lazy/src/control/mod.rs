@@ -33,6 +33,11 @@ pub enum Request {
         /// The layer.
         layer: LayerId,
     },
+    /// Drop the data of a layer that lies here; it is fetched again when it is read.
+    Evict {
+        /// The layer.
+        layer: LayerId,
+    },
     /// What happens, from after an event on.
     Events {
         /// The last one that was seen.
@@ -100,6 +105,13 @@ pub struct Opened {
     pub chunks_total: u64,
 }
 
+/// Data that was dropped.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Evicted {
+    /// Bytes of the disk that it took. They are free once nothing is mounted from them any more.
+    pub freed_bytes: u64,
+}
+
 /// Nothing more to say.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Done {}
@@ -164,6 +176,11 @@ pub enum Event {
         /// How often it was tried.
         tries: u32,
     },
+    /// This server is in the place of one that ended without being told to.
+    Restarted {
+        /// How that one ended.
+        cause: RestartCause,
+    },
     /// All of a layer is here, and on the disk.
     Complete {
         /// The layer.
@@ -180,12 +197,44 @@ pub enum Event {
     },
 }
 
+/// Why a server was replaced.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum RestartCause {
+    /// It ended: it was killed, or had a fault.
+    Crashed,
+    /// It did not answer and was killed for that.
+    Still,
+}
+
+impl RestartCause {
+    /// As a sentence about the server goes on.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Crashed => "it ended",
+            Self::Still => "it stood still and was killed",
+        }
+    }
+}
+
+/// Servers of a mount that were replaced, since it was mounted.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Restarts {
+    /// Because they ended.
+    pub crashed: u64,
+    /// Because they stood still.
+    pub still: u64,
+}
+
 /// Counters of everything.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Stats {
     /// Layers that are open, by name.
     pub layers: Vec<LayerStats>,
-    /// Who has caused fetches, by name; those who did so longest ago are left out when there are many.
+    /// All layers that this process ever had open, together.
+    #[serde(default)]
+    pub total: ReadStats,
+    /// Who has read, by name; those who did so longest ago are left out when there are many.
     pub cgroups: Vec<CgroupStats>,
     /// Bytes under way now.
     pub in_flight_bytes: u64,
@@ -193,6 +242,9 @@ pub struct Stats {
     pub in_flight_peak_bytes: u64,
     /// Reads that wait.
     pub waiting_reads: u64,
+    /// Servers that were replaced.
+    #[serde(default)]
+    pub restarts: Restarts,
 }
 
 /// Counters of one layer, since this process opened it.
@@ -202,12 +254,23 @@ pub struct LayerStats {
     pub layer: LayerId,
     /// Chunks that are here.
     pub chunks_present: u64,
+    /// Chunks that readers asked for, here or not.
+    #[serde(default)]
+    pub chunks_touched: u64,
     /// Chunks it has.
     pub chunks_total: u64,
     /// Whether all is here and on the disk.
     pub complete: bool,
     /// Chunks on their way.
     pub in_flight: u64,
+    /// What was read and fetched.
+    #[serde(flatten)]
+    pub reads: ReadStats,
+}
+
+/// What was read and fetched.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ReadStats {
     /// Bytes that readers asked for.
     pub read_bytes: u64,
     /// Reads of what was here.
@@ -231,7 +294,7 @@ pub struct LayerStats {
 }
 
 /// A histogram.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FetchLatency {
     /// Upper bounds of all buckets but the last.
     pub bounds_us: Vec<u64>,
@@ -241,11 +304,14 @@ pub struct FetchLatency {
     pub sum_us: u64,
 }
 
-/// What was fetched for the processes of a cgroup.
+/// What was read by and fetched for the processes of a cgroup.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CgroupStats {
     /// Its name as in `/proc/PID/cgroup`.
     pub cgroup: String,
+    /// Bytes that they asked for: what the kernel has in memory is not asked for.
+    #[serde(default)]
+    pub read_bytes: u64,
     /// Bytes that came from the store.
     pub fetched_stored_bytes: u64,
     /// What they were unpacked.

@@ -1,6 +1,6 @@
 //! The control socket's server side.
 
-use super::{After, Code, Done, EventLine, Listening, MAX_REQUEST, Opened, Refusal, Reply, Request, Stats};
+use super::{After, Code, Done, EventLine, Evicted, Listening, MAX_REQUEST, Opened, Refusal, Reply, Request, Stats};
 use crate::LayerId;
 use crate::fetch::prefetch;
 use crate::layer::{Layer, LayerError};
@@ -65,6 +65,7 @@ async fn answer(core: &Arc<Core>, request: Request, writer: &mut OwnedWriteHalf)
         Request::Open { layer, class } => send(writer, &reply(open(core, layer, class).await)).await,
         Request::Stats {} | Request::Events { .. } => send(writer, &Reply::Ok(stats(core))).await,
         Request::Forget { layer } => send(writer, &reply(forget(core, layer).await)).await,
+        Request::Evict { layer } => send(writer, &reply(evict(core, layer).await)).await,
         Request::Upgrade { program } => {
             let asked = match program.is_absolute() {
                 true => core.who.upgrade(&program).await,
@@ -89,10 +90,7 @@ async fn answer(core: &Arc<Core>, request: Request, writer: &mut OwnedWriteHalf)
 async fn open(core: &Arc<Core>, id: LayerId, class: String) -> Result<Opened, Refusal> {
     let at = Arc::clone(core);
     let found = tokio::task::spawn_blocking(move || at.layers.find(id)).await;
-    let layer = found.map_err(|e| damaged(e.to_string()))?.map_err(|error| match error {
-        LayerError::Unknown(_) => Refusal { code: Code::UnknownLayer, message: error.to_string() },
-        error => damaged(error.to_string()),
-    })?;
+    let layer = found.map_err(|e| damaged(e.to_string()))?.map_err(|error| unusable(&error))?;
     let no_class = |_| invalid("a class is one segment of a key: a-z, 0-9, '.', '_' and '-'");
     prefetch::trace_key(&layer, &class).map_err(no_class)?;
     prefetch::open(core, &layer, &class);
@@ -101,6 +99,13 @@ async fn open(core: &Arc<Core>, id: LayerId, class: String) -> Result<Opened, Re
 
 fn opened(layer: &Layer) -> Opened {
     Opened { chunks_present: layer.map.present() as u64, chunks_total: layer.manifest.chunks.len() as u64 }
+}
+
+async fn evict(core: &Arc<Core>, id: LayerId) -> Result<Evicted, Refusal> {
+    let at = Arc::clone(core);
+    let evicted = tokio::task::spawn_blocking(move || at.layers.evict(id)).await;
+    let freed_bytes = evicted.map_err(|e| damaged(e.to_string()))?.map_err(|error| unusable(&error))?;
+    Ok(Evicted { freed_bytes })
 }
 
 async fn forget(core: &Arc<Core>, id: LayerId) -> Result<Done, Refusal> {
@@ -121,10 +126,12 @@ fn stats(core: &Core) -> Stats {
     let (in_flight_bytes, in_flight_peak_bytes) = core.budget.used();
     Stats {
         layers: core.layers.open().iter().map(|layer| layer.stats.tell(layer)).collect(),
+        total: core.layers.tally().tell(),
         cgroups: core.cgroups.tell(),
         in_flight_bytes,
         in_flight_peak_bytes,
         waiting_reads: core.waiting.lock().unwrap_or_else(PoisonError::into_inner).len() as u64,
+        restarts: core.who.restarts(),
     }
 }
 
@@ -174,6 +181,14 @@ fn reply<T>(done: Result<T, Refusal>) -> Reply<T> {
 
 fn invalid(message: &str) -> Refusal {
     Refusal { code: Code::Invalid, message: message.to_owned() }
+}
+
+fn unusable(error: &LayerError) -> Refusal {
+    match error {
+        LayerError::Unknown(_) => Refusal { code: Code::UnknownLayer, message: error.to_string() },
+        LayerError::Io { source, .. } => damaged(format!("{error}: {source}")),
+        error => damaged(error.to_string()),
+    }
 }
 
 fn damaged(message: String) -> Refusal {

@@ -89,12 +89,9 @@ async fn look_here_first(layer: &Arc<Layer>, claims: Vec<Claim>) -> Vec<Claim> {
     let look = move || {
         let (mut left, mut buffer) = (Vec::new(), Vec::new());
         for claim in claims {
-            // Also where it has become present since it was planned.
-            if layer.map.state(claim.chunk) != State::Absent && layer.verify(claim.chunk, &mut buffer) {
-                layer.map.set_present(claim.chunk);
+            if layer.look_at(claim.chunk, &mut buffer) {
                 claim.land();
             } else {
-                layer.map.set_absent(claim.chunk);
                 left.push(claim);
             }
         }
@@ -208,7 +205,7 @@ async fn read(
     let raw: u64 = run.iter().map(|c| u64::from(layer.chunk(c.item).len)).sum();
     layer.stats.fetched(bytes.len() as u64, raw, begin.elapsed(), want.lane);
     if let Some(cgroup) = &want.cgroup {
-        core.cgroups.charge(cgroup, bytes.len() as u64, raw);
+        core.cgroups.fetched(cgroup, bytes.len() as u64, raw);
     }
     Ok(bytes)
 }

@@ -73,9 +73,9 @@ pub(crate) fn open(core: &Arc<Core>, layer: &Arc<Layer>, class: &str) {
 /// A trace of the store, or nothing where there is none.
 async fn read(core: &Core, layer: &Layer, class: &str) -> Result<Option<Vec<u32>>, SourceError> {
     let key = trace_key(layer, class).map_err(|e| SourceError::Final(e.to_string()))?;
-    match core.source.get(&key, MAX_TRACE, Instant::now() + PATIENCE).await {
+    match core.source.find(&key, MAX_TRACE, Instant::now() + PATIENCE).await {
         // One that cannot be read is as good as none.
-        Ok(frame) => Ok(trace::unpack(&frame).ok().map(|chunks| sound(layer, &chunks))),
+        Ok(frame) => Ok(frame.and_then(|frame| trace::unpack(&frame).ok()).map(|chunks| sound(layer, &chunks))),
         Err(SourceError::Final(_)) => Ok(None),
         Err(late) => Err(late),
     }

@@ -1,7 +1,12 @@
 //! The store, as a reader needs it: opened when it can be, and asked until an answer comes or the reader is out of time.
+//!
+//! A store that has nothing at all where chunks and tables of places lie is one whose place is empty: a mount that is
+//! missing, most often. It counts as one that does not answer. In a store that is there an object that is missing is
+//! the answer.
 
 use bytes::Bytes;
 use corral_store::{ErrorKind, Key, Store, StoreConfig, StoreError};
+use futures_util::StreamExt;
 use std::ops::Range;
 use std::sync::{Arc, PoisonError, RwLock};
 use std::time::Duration;
@@ -59,7 +64,7 @@ impl Source {
 
     /// Bytes of an object, asked for until the deadline.
     pub(crate) async fn get_range(&self, key: &Key, range: Range<u64>, until: Instant) -> Result<Bytes, SourceError> {
-        self.insist(until, |store| {
+        self.insist(key, until, |store| {
             let range = range.clone();
             async move { store.get_range(key, range).await }
         })
@@ -68,7 +73,18 @@ impl Source {
 
     /// A small object, asked for until the deadline.
     pub(crate) async fn get(&self, key: &Key, most: u64, until: Instant) -> Result<Bytes, SourceError> {
-        self.insist(until, |store| async move { store.get(key, most).await }).await
+        self.insist(key, until, |store| async move { store.get(key, most).await }).await
+    }
+
+    /// A small object that may be missing: an empty place of the store is none, too.
+    pub(crate) async fn find(&self, key: &Key, most: u64, until: Instant) -> Result<Option<Bytes>, SourceError> {
+        let found = |store: Arc<dyn Store>| async move {
+            match store.get(key, most).await {
+                Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
+                got => got.map(Some),
+            }
+        };
+        self.insist(key, until, found).await
     }
 
     /// Writes a small object, once.
@@ -76,28 +92,38 @@ impl Source {
         self.store().await?.put(key, bytes).await
     }
 
-    async fn insist<F>(&self, until: Instant, call: impl Fn(Arc<dyn Store>) -> F) -> Result<Bytes, SourceError>
+    async fn insist<T, F>(
+        &self,
+        key: &Key,
+        until: Instant,
+        call: impl Fn(Arc<dyn Store>) -> F,
+    ) -> Result<T, SourceError>
     where
-        F: Future<Output = Result<Bytes, StoreError>>,
+        F: Future<Output = Result<T, StoreError>>,
     {
         let (mut pause, mut cut) = (FIRST_PAUSE, 0);
+        // What the store said last: the last try may be too short for an answer.
+        let mut why = "the store does not answer".to_owned();
         loop {
             let answer = async {
                 // Opening fails as if the configuration were wrong when a mount is missing.
-                let store = self.store().await.map_err(|error| (true, error))?;
-                call(store).await.map_err(|error| (error.is_retryable() || error.kind() == ErrorKind::Denied, error))
-            };
-            let why = match timeout_at(until.min(Instant::now() + ONE_CALL), answer).await {
-                Ok(Ok(bytes)) => return Ok(bytes),
-                Ok(Err((again, error))) => {
-                    cut += u32::from(error.kind() == ErrorKind::Corrupt);
-                    if !again || cut > CUT_ANSWERS {
-                        return Err(SourceError::Final(error.to_string()));
+                let store = self.store().await.map_err(|error| (true, error.to_string()))?;
+                match call(Arc::clone(&store)).await {
+                    Err(error) if error.kind() == ErrorKind::NotFound => Err(missing(&*store, key, &error).await),
+                    Err(error) => {
+                        cut += u32::from(error.kind() == ErrorKind::Corrupt);
+                        let again = error.is_retryable() || error.kind() == ErrorKind::Denied;
+                        Err((again && cut <= CUT_ANSWERS, error.to_string()))
                     }
-                    error.to_string()
+                    Ok(got) => Ok(got),
                 }
-                Err(_) => "the store does not answer".to_owned(),
             };
+            match timeout_at(until.min(Instant::now() + ONE_CALL), answer).await {
+                Ok(Ok(got)) => return Ok(got),
+                Ok(Err((false, why))) => return Err(SourceError::Final(why)),
+                Ok(Err((true, said))) => why = said,
+                Err(_) => {}
+            }
             // The last try is at the deadline, not long before it.
             let left = until.saturating_duration_since(Instant::now());
             if left.is_zero() {
@@ -107,6 +133,16 @@ impl Source {
             sleep(pause.min(left)).await;
             pause = (pause * 2).min(LONGEST_PAUSE);
         }
+    }
+}
+
+/// What an object that is missing means: whether to ask again, and why.
+async fn missing(store: &dyn Store, key: &Key, error: &StoreError) -> (bool, String) {
+    let Some(Ok(kind)) = key.segments().next().map(Key::parse) else { return (false, error.to_string()) };
+    match store.list(Some(&kind)).next().await {
+        Some(Ok(page)) if !page.is_empty() => (false, error.to_string()),
+        Some(Err(other)) if other.kind() != ErrorKind::NotFound => (true, other.to_string()),
+        _ => (true, format!("{} has nothing below {kind}: its place is empty", store.describe())),
     }
 }
 

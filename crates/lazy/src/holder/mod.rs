@@ -1,7 +1,7 @@
 //! The process that holds the FUSE connection, so that the server may die.
 //!
-//! One thread that sleeps. It mounts, binds the control socket, starts the server and starts it again. It makes no
-//! decisions about layers and knows none. To go on as another version it executes that in its own process, with all
+//! One thread that sleeps. It mounts, binds the control socket, starts the server and starts it again when it ends or
+//! stands still ([`watch`]). It makes no decisions about layers and knows none. To go on as another version it executes that in its own process, with all
 //! descriptors; readers notice nothing but the time it takes to start a server. When the holder itself is killed, the
 //! server takes its place in the same way.
 //!
@@ -10,7 +10,10 @@
 mod mount;
 mod server;
 mod upgrade;
+pub(crate) mod watch;
 
+use crate::control::RestartCause;
+use crate::kept;
 use crate::options::Options;
 use crate::server::protect;
 use corral_sys::fork::{SingleThreaded, try_reap_any};
@@ -27,6 +30,7 @@ use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
+use watch::{Look, QUESTION, Watch};
 
 pub use mount::{mount, unmount};
 pub use upgrade::probe_line;
@@ -84,6 +88,9 @@ struct Holder {
     pause: Option<Instant>,
     /// Servers in a row that ended as soon as they began.
     short: u32,
+    watch: Watch,
+    /// How the server before the next one ended, where it was not told to.
+    after: Option<RestartCause>,
     /// Whether a server has found the connection ended.
     is_over: bool,
 }
@@ -177,6 +184,7 @@ impl Holder {
         environment.retain(|entry| !entry.as_bytes().starts_with(b"MALLOC_ARENA_MAX="));
         environment.push(c"MALLOC_ARENA_MAX=4".to_owned());
         Ok(Self {
+            watch: Watch::new(options.still),
             options,
             held,
             program,
@@ -186,6 +194,7 @@ impl Holder {
             child: None,
             pause: None,
             short: 0,
+            after: None,
             is_over: false,
         })
     }
@@ -213,15 +222,17 @@ impl Holder {
                 let root = self.options.server.root.clone();
                 return self.end().and(Err(HolderError::Unmounted(root)));
             }
+            self.look();
             if self.child.is_none() && self.pause.is_none_or(|at| at <= Instant::now()) {
                 self.start();
             }
         }
     }
 
-    /// Waits for a signal, a word of the server, or the time to start one.
+    /// Waits for a signal, a word of the server, or the time to start or ask one.
     fn wait(&self) -> (bool, bool) {
-        let timeout = self.pause.map(|at| {
+        let due = if self.child.is_some() { self.watch.due() } else { self.pause };
+        let timeout = due.map(|at| {
             let left = at.saturating_duration_since(Instant::now()) + Duration::from_millis(1);
             Timespec { tv_sec: left.as_secs() as i64, tv_nsec: left.subsec_nanos().into() }
         });
@@ -239,8 +250,14 @@ impl Holder {
 
     fn start(&mut self) {
         self.pause = None;
+        if let Err(error) = kept::note_end(&self.held.state, self.after.take()) {
+            eprintln!("corral-lazy: how the last server ended cannot be kept: {error}");
+        }
         match Child::start(self) {
-            Ok(child) => self.child = Some(child),
+            Ok(child) => {
+                self.watch.begin(Instant::now());
+                self.child = Some(child);
+            }
             Err(error) => {
                 eprintln!("corral-lazy: the server cannot be started: {error}");
                 self.pause = Some(Instant::now() + LONGEST_PAUSE);
@@ -253,6 +270,7 @@ impl Holder {
             let Some(child) = self.child.take_if(|child| child.pid == ended.pid) else { continue };
             eprintln!("corral-lazy: server {} ended ({:?}, {:?})", child.pid, ended.code, ended.signal);
             self.is_over = ended.code == Some(0);
+            self.after.get_or_insert(RestartCause::Crashed);
             self.short = if child.started.elapsed() < SHORT { self.short + 1 } else { 0 };
             // The first few at once: what ended them may have passed.
             let pause = match self.short {
@@ -260,6 +278,22 @@ impl Holder {
                 more => Duration::from_millis(20 << (more - 4).min(6)).min(LONGEST_PAUSE),
             };
             self.pause = Some(Instant::now() + pause);
+        }
+    }
+
+    /// Asks the server, and kills one that does not answer; the signal of its end says the rest.
+    fn look(&mut self) {
+        let Some(child) = &self.child else { return };
+        match self.watch.look(Instant::now()) {
+            Look::Rest => {}
+            Look::Ask => self.tell(QUESTION),
+            Look::Still => {
+                eprintln!("corral-lazy: server {} stands still: it is killed", child.pid);
+                // One that ended just now needs no signal.
+                process::kill(child.pid, libc::SIGKILL).unwrap_or(());
+                self.after = Some(RestartCause::Still);
+                self.watch.begin(Instant::now());
+            }
         }
     }
 
@@ -301,6 +335,7 @@ impl Holder {
         // What cannot be set back closes in every child nevertheless.
         self.set_inheritable(false).unwrap_or(());
         self.options.program = before;
+        self.after = None;
         self.start();
         Err(format!("it cannot be executed: {error}"))
     }

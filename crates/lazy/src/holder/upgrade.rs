@@ -1,6 +1,7 @@
 //! Going on as another version: looked at first, since there is no way back.
 
 use super::Holder;
+use super::watch::ANSWER;
 use crate::HANDOVER;
 use crate::options::{Options, OptionsError};
 use crate::server::own_path;
@@ -37,7 +38,9 @@ impl Holder {
             std::thread::sleep(Duration::from_millis(1));
             return;
         }
-        if let Some(path) = message[..length].strip_prefix(b"upgrade ") {
+        if message[..length] == *ANSWER {
+            self.watch.answered();
+        } else if let Some(path) = message[..length].strip_prefix(b"upgrade ") {
             let path = PathBuf::from(OsStr::from_bytes(path));
             let Err(why) = self.upgrade(Some(path));
             eprintln!("corral-lazy: staying as it is: {why}");
@@ -59,7 +62,7 @@ impl Holder {
         self.become_program(&program, path)
     }
 
-    fn tell(&self, message: &[u8]) {
+    pub(super) fn tell(&self, message: &[u8]) {
         if let Some(child) = &self.child {
             // A server that ended meanwhile has nobody to tell either.
             rustix::net::send(&child.link, message, SendFlags::NOSIGNAL | SendFlags::DONTWAIT).unwrap_or(0);
@@ -69,8 +72,14 @@ impl Holder {
     /// Lets the server tell its client before it is ended.
     fn wait_for_go(&self) {
         const LONGEST: Timespec = Timespec { tv_sec: 1, tv_nsec: 0 };
-        if let Some(child) = &self.child {
-            poll(&mut [PollFd::new(&child.link, PollFlags::IN)], Some(&LONGEST)).unwrap_or(0);
+        let Some(child) = &self.child else { return };
+        let mut word = [0; 64];
+        // It may answer what it was asked before.
+        while poll(&mut [PollFd::new(&child.link, PollFlags::IN)], Some(&LONGEST)) == Ok(1) {
+            match rustix::net::recv(&child.link, &mut word[..], RecvFlags::DONTWAIT) {
+                Ok((length, _)) if word[..length] == *ANSWER => {}
+                _ => return,
+            }
         }
     }
 }

@@ -1,6 +1,7 @@
 //! Which chunks of a layer are here: the file `present`, and the same in memory.
 //!
-//! A byte of the file is set after the chunk was written, so it holds when this process dies. When the host died, it
+//! A byte of the file is set after the chunk was written, and all are unset and forced to the disk before data is
+//! dropped, so the file is never ahead of the data when this process dies. When the host died, it
 //! says only what is worth a look: such chunks are in doubt until they were compared with the manifest. So are all
 //! when the map is unreadable, or missing although the data has holes.
 
@@ -116,6 +117,22 @@ impl Map {
         self.doubt(0..self.states.len());
     }
 
+    /// No chunk is here any more: known to the disk when this returns, also where all were here for good.
+    pub fn clear(&self, dir: &OwnedFd, boot_id: &str) -> Result<(), Errno> {
+        let mut file = self.file();
+        let none = vec![ABSENT; self.states.len()];
+        let new = write_new(dir, boot_id, &none)?.ok_or(Errno::NOSPC)?;
+        rustix::fs::fsync(&new)?;
+        rustix::fs::renameat(dir, NEW, dir, NAME)?;
+        *file = Some(new);
+        self.complete.store(false, Ordering::Release);
+        for state in &self.states {
+            state.store(ABSENT, Ordering::Release);
+        }
+        self.present.store(0, Ordering::Release);
+        rustix::fs::fsync(dir)
+    }
+
     fn set(&self, chunk: usize, state: u8) {
         if let Some(file) = &*self.file()
             && let Err(error) = file.write_all_at(&[state], HEADER + chunk as u64)
@@ -169,6 +186,15 @@ fn open_file(dir: &OwnedFd, name: &str, more: OFlags) -> Result<Option<File>, Er
 /// Puts a new map in the place of the old one. Where there is no room for it, the old one stays, which nobody believes,
 /// and what is learned is not kept.
 fn rewrite(dir: &OwnedFd, boot_id: &str, states: &[u8]) -> Result<Option<File>, Errno> {
+    let file = write_new(dir, boot_id, states)?;
+    if file.is_some() {
+        rustix::fs::renameat(dir, NEW, dir, NAME)?;
+    }
+    Ok(file)
+}
+
+/// Writes a map beside the one that is there; none where there is no room.
+fn write_new(dir: &OwnedFd, boot_id: &str, states: &[u8]) -> Result<Option<File>, Errno> {
     let file = match open_file(dir, NEW, OFlags::CREATE | OFlags::TRUNC) {
         Err(Errno::NOSPC | Errno::DQUOT | Errno::ROFS) => return Ok(None),
         file => file?,
@@ -180,7 +206,6 @@ fn rewrite(dir: &OwnedFd, boot_id: &str, states: &[u8]) -> Result<Option<File>, 
         tracing::warn!(%error, "a presence map cannot be written");
         return Ok(None);
     }
-    rustix::fs::renameat(dir, NEW, dir, NAME)?;
     Ok(file)
 }
 

@@ -1,22 +1,23 @@
 //! One layer on this node: its files, and what is known of its chunks.
 //!
 //! [`map`] says which chunks are here, [`flights`] which are being brought, [`ahead`] what will be read next,
-//! [`touched`] what was read first, [`table`] finds layers by name and number.
+//! [`touched`] what was read first, [`evict`] drops its data, [`table`] finds layers by name and number.
 
 pub(crate) mod ahead;
+mod evict;
 pub(crate) mod flights;
 pub(crate) mod map;
 pub(crate) mod table;
 pub(crate) mod touched;
 
 use crate::LayerId;
-use crate::server::stats::LayerStats;
+use crate::server::stats::{LayerStats, Tally};
 use ahead::Streams;
 use corral_format::BLOCK;
 use corral_format::manifest::{Chunk, Manifest};
 use corral_format::places::Places;
 use flights::Flights;
-use map::Map;
+use map::{Map, State};
 use rustix::fs::{AtFlags, Mode, OFlags, SeekFrom};
 use rustix::io::Errno;
 use std::fs::File;
@@ -26,8 +27,8 @@ use std::os::fd::OwnedFd;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicUsize};
-use std::sync::{Arc, Mutex, PoisonError};
-use touched::Recorders;
+use std::sync::{Arc, Mutex, PoisonError, RwLock, RwLockReadGuard};
+use touched::{Recorders, Touched};
 
 /// Why a layer cannot be served.
 #[derive(Debug, thiserror::Error)]
@@ -55,6 +56,7 @@ pub(crate) struct Layer {
     pub flights: Flights,
     pub streams: Mutex<Streams>,
     pub recorders: Recorders,
+    pub touched: Touched,
     pub stats: LayerStats,
     /// Where chunks lie, once it was looked up.
     pub places: tokio::sync::Mutex<Option<Arc<Places>>>,
@@ -68,12 +70,13 @@ pub(crate) struct Layer {
     pub seen_full: AtomicBool,
     dir: OwnedFd,
     identity: (u64, u64),
-    data: File,
+    /// Shared by whoever reads or writes data and believes or changes the map for it; alone, where both are dropped.
+    data: RwLock<File>,
 }
 
 impl Layer {
-    /// Reads what lies in `layers/HEX`.
-    pub fn load(layers: &Path, id: LayerId, boot_id: &str) -> Result<Self, LayerError> {
+    /// Reads what lies in `layers/HEX`. What is read of it is counted with that of all.
+    pub fn load(layers: &Path, id: LayerId, boot_id: &str, all: &Arc<Tally>) -> Result<Self, LayerError> {
         let io = |what| move |e: Errno| LayerError::Io { id, what, source: e.into() };
         let dir = open_dir(layers, id)?;
         let identity = identity_of(&dir).map_err(io("its directory"))?;
@@ -99,7 +102,8 @@ impl Layer {
             flights: Flights::default(),
             streams: Mutex::default(),
             recorders: Recorders::default(),
-            stats: LayerStats::default(),
+            touched: Touched::new(manifest.chunks.len()),
+            stats: LayerStats::within(all),
             places: tokio::sync::Mutex::new(None),
             opens: AtomicUsize::new(0),
             forgotten: AtomicBool::new(false),
@@ -108,7 +112,7 @@ impl Layer {
             manifest,
             dir,
             identity,
-            data,
+            data: RwLock::new(data),
         })
     }
 
@@ -127,23 +131,38 @@ impl Layer {
         self.manifest.chunks_of(offset, offset + length as u64)
     }
 
-    /// Reads bytes of the data, whether they are right or not: ask the map first.
-    pub fn read(&self, buffer: &mut [u8], offset: u64) -> io::Result<()> {
-        self.data.read_exact_at(buffer, offset)
+    /// Reads bytes of the data, where the chunks that they lie in are here; says whether they are.
+    pub fn read(&self, chunks: Range<usize>, buffer: &mut [u8], offset: u64) -> io::Result<bool> {
+        let data = self.data();
+        let here = self.map.all_present(chunks);
+        if here {
+            data.read_exact_at(buffer, offset)?;
+        }
+        Ok(here)
     }
 
-    /// Whether a chunk in the data is what the manifest says, padding included.
-    pub fn verify(&self, number: usize, buffer: &mut Vec<u8>) -> bool {
+    /// Looks whether a chunk that may be here is what the manifest says, padding included, and notes that.
+    pub fn look_at(&self, number: usize, buffer: &mut Vec<u8>) -> bool {
+        let data = self.data();
         let chunk = self.chunk(number);
         buffer.resize(padded(chunk), 0);
-        self.data.read_exact_at(buffer, chunk.offset).is_ok() && is_chunk(chunk, buffer)
+        // Also where it has become present since somebody looked.
+        let may_be = self.map.state(number) != State::Absent;
+        let is_here = may_be && data.read_exact_at(buffer, chunk.offset).is_ok() && is_chunk(chunk, buffer);
+        if is_here {
+            self.map.set_present(number)
+        } else {
+            self.map.set_absent(number)
+        }
+        is_here
     }
 
     /// Writes a chunk that was checked, with its padding, and then says that it is here.
     pub fn write(&self, number: usize, bytes: &mut Vec<u8>) -> io::Result<()> {
         let chunk = self.chunk(number);
         bytes.resize(padded(chunk), 0);
-        self.data.write_all_at(bytes, chunk.offset)?;
+        let data = self.data();
+        data.write_all_at(bytes, chunk.offset)?;
         self.map.set_present(number);
         Ok(())
     }
@@ -156,15 +175,26 @@ impl Layer {
         Places::decode(&bytes).ok().filter(|places| places.chunks.len() == chunks)
     }
 
-    /// Forces everything to the disk and removes the map, which says that all is here. Nothing may be under way.
-    pub fn finish(&self) -> io::Result<()> {
-        if let Err(error) = self.data.sync_data() {
+    /// Forces everything to the disk and removes the map, which says that all is here; says whether it is. Nothing may be
+    /// under way.
+    pub fn finish(&self) -> io::Result<bool> {
+        let data = self.data();
+        // Dropped since it was asked for.
+        if !self.map.is_full() {
+            return Ok(false);
+        }
+        if let Err(error) = data.sync_data() {
             // What of it the disk lacks is not known: pages that failed are dropped without another word.
             self.map.doubt_all();
             return Err(error);
         }
         self.map.remove(&self.dir)?;
-        Ok(rustix::fs::fsync(&self.dir)?)
+        rustix::fs::fsync(&self.dir)?;
+        Ok(true)
+    }
+
+    fn data(&self) -> RwLockReadGuard<'_, File> {
+        self.data.read().unwrap_or_else(PoisonError::into_inner)
     }
 
     pub fn streams(&self) -> std::sync::MutexGuard<'_, Streams> {

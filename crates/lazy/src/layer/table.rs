@@ -2,6 +2,7 @@
 
 use super::{Layer, LayerError};
 use crate::LayerId;
+use crate::server::stats::Tally;
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::Ordering;
@@ -12,6 +13,7 @@ use std::sync::{Arc, Mutex, PoisonError, RwLock, Weak};
 pub(crate) struct Layers {
     dir: PathBuf,
     boot_id: String,
+    tally: Arc<Tally>,
     by_node: RwLock<HashMap<u64, Arc<Layer>>>,
     /// Held while one is read from the disk, so that there is never more than one of a layer. Those that were dropped
     /// here and still do something are found again.
@@ -20,7 +22,13 @@ pub(crate) struct Layers {
 
 impl Layers {
     pub fn new(root: &Path, boot_id: String) -> Self {
-        Self { dir: root.join("layers"), boot_id, by_node: RwLock::default(), loading: Mutex::default() }
+        Self {
+            dir: root.join("layers"),
+            boot_id,
+            tally: Arc::default(),
+            by_node: RwLock::default(),
+            loading: Mutex::default(),
+        }
     }
 
     /// The layer of this name, as it lies on the disk now.
@@ -60,11 +68,28 @@ impl Layers {
         names
     }
 
+    /// What was read of all layers that ever were in memory.
+    pub fn tally(&self) -> &Tally {
+        &self.tally
+    }
+
     /// Those in memory.
     pub fn open(&self) -> Vec<Arc<Layer>> {
         let mut open: Vec<_> = self.by_node.read().unwrap_or_else(PoisonError::into_inner).values().cloned().collect();
         open.sort_unstable_by_key(|l| l.id);
         open
+    }
+
+    /// Drops the data of a layer that lies here; says how many bytes it took.
+    pub fn evict(&self, id: LayerId) -> Result<u64, LayerError> {
+        let was_known = self.known(id.node()).is_some();
+        let layer = self.find(id)?;
+        let freed = layer.evict(&self.boot_id);
+        if !was_known {
+            // Read for this only. Whoever found it meanwhile finds it again.
+            self.drop_node(id.node());
+        }
+        freed.map_err(|source| LayerError::Io { id, what: "its data cannot be dropped", source })
     }
 
     /// Drops what is known of a layer, or sees to it that this happens when nobody has it open.
@@ -95,7 +120,7 @@ impl Layers {
                 layer.forgotten.store(false, Ordering::Release);
                 layer
             }
-            _ => Arc::new(Layer::load(&self.dir, id, &self.boot_id)?),
+            _ => Arc::new(Layer::load(&self.dir, id, &self.boot_id, &self.tally)?),
         };
         loading.insert(id, Arc::downgrade(&layer));
         let mut by_node = self.by_node.write().unwrap_or_else(PoisonError::into_inner);

@@ -1,9 +1,36 @@
-//! Which chunks of a layer were read first, in order, since somebody began to ask.
+//! Which chunks of a layer were read: how many at all, and which first, in order, since somebody began to ask.
 
 use std::ops::Range;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use tokio::sync::Notify;
+
+/// Which chunks were read, since this process opened the layer.
+#[derive(Debug)]
+pub(crate) struct Touched(Box<[AtomicU64]>);
+
+impl Touched {
+    /// Of a layer of so many chunks.
+    pub fn new(chunks: usize) -> Self {
+        Self((0..chunks.div_ceil(64)).map(|_| AtomicU64::new(0)).collect())
+    }
+
+    /// Takes note of a read.
+    pub fn note(&self, chunks: Range<usize>) {
+        for chunk in chunks {
+            let (word, bit) = (&self.0[chunk / 64], 1 << (chunk % 64));
+            // Most are known: a look costs less than a change.
+            if word.load(Ordering::Relaxed) & bit == 0 {
+                word.fetch_or(bit, Ordering::Relaxed);
+            }
+        }
+    }
+
+    /// How many there are.
+    pub fn count(&self) -> u64 {
+        self.0.iter().map(|word| u64::from(word.load(Ordering::Relaxed).count_ones())).sum()
+    }
+}
 
 /// All that is being recorded of one layer.
 #[derive(Debug, Default)]
@@ -79,6 +106,16 @@ impl Recorder {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn each_chunk_counts_once() {
+        let touched = Touched::new(130);
+        for read in [0..1, 0..3, 60..70, 129..130, 5..5] {
+            touched.note(read);
+        }
+        assert_eq!(touched.count(), 14);
+        assert_eq!(Touched::new(0).count(), 0);
+    }
 
     #[test]
     fn first_touches_are_kept_in_order() {

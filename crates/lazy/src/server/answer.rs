@@ -9,7 +9,6 @@ use crate::fuse::MAX_READ;
 use crate::fuse::device::Received;
 use crate::fuse::wire::{self, Attributes, Request, opcode};
 use crate::id::ROOT;
-use crate::layer::map::State;
 use crate::layer::{Layer, LayerError};
 use corral_format::CHUNK;
 use rustix::io::Errno;
@@ -22,7 +21,7 @@ use tokio::time::Instant;
 const LONGEST: usize = 128 << 10;
 
 /// Answers requests until the file system is unmounted.
-pub(super) fn run(core: &Arc<Core>) {
+pub(super) fn run(core: &Arc<Core>, thread: usize) {
     let mut request = vec![0; LONGEST];
     let mut answer = vec![0; MAX_READ];
     // Touched now: memory that has to be found while the kernel copies would fail the copy of a process that is killed.
@@ -30,10 +29,13 @@ pub(super) fn run(core: &Arc<Core>) {
     answer.fill(1);
     loop {
         match core.device.receive(&mut request) {
-            Ok(Received::Request(length)) => match Request::parse(&request[..length]) {
-                Some(parsed) => handle(core, &parsed, &mut answer),
-                None => tracing::error!(length, "a request is not understood"),
-            },
+            Ok(Received::Request(length)) => {
+                let _at_work = core.pulse.at_work(thread);
+                match Request::parse(&request[..length]) {
+                    Some(parsed) => handle(core, &parsed, &mut answer),
+                    None => tracing::error!(length, "a request is not understood"),
+                }
+            }
             Ok(Received::Nothing) => {}
             Ok(Received::End) => return,
             Err(error) => {
@@ -193,6 +195,11 @@ fn read(core: &Arc<Core>, request: &Request<'_>, buffer: &mut Vec<u8>) -> Result
     let length = layer.manifest.data_len.saturating_sub(offset).min(size.into()) as usize;
     let chunks = layer.chunks_of(offset, length);
     layer.recorders.touch(&chunks);
+    layer.touched.note(chunks.clone());
+    let cgroup = core.cgroups.of(request.pid);
+    if let Some(cgroup) = &cgroup {
+        core.cgroups.read(cgroup, length as u64);
+    }
     let is_full = layer.map.is_full();
     if is_full && !layer.seen_full.load(Ordering::Relaxed) {
         layer.seen_full.store(true, Ordering::Relaxed);
@@ -203,12 +210,14 @@ fn read(core: &Arc<Core>, request: &Request<'_>, buffer: &mut Vec<u8>) -> Result
         if buffer.len() < length {
             buffer.resize(length, 0);
         }
-        match layer.read(&mut buffer[..length], offset) {
-            Ok(()) => {
+        match layer.read(chunks.clone(), &mut buffer[..length], offset) {
+            // Dropped a moment ago.
+            Ok(false) => {}
+            Ok(true) => {
                 layer.stats.hit(length as u64);
                 core.device.answer(request.unique, &buffer[..length]);
                 if let Some(ahead) = ahead {
-                    prefetch::ahead(core, &layer, ahead, core.cgroups.of(request.pid));
+                    prefetch::ahead(core, &layer, ahead, cgroup);
                 }
                 return Ok(None);
             }
@@ -220,7 +229,6 @@ fn read(core: &Arc<Core>, request: &Request<'_>, buffer: &mut Vec<u8>) -> Result
     }
     layer.stats.miss(length as u64);
     let (unique, pid) = (request.unique, request.pid);
-    let cgroup = core.cgroups.of(pid);
     if let Some(ahead) = ahead {
         prefetch::ahead(core, &layer, ahead, cgroup.clone());
     }
@@ -241,22 +249,27 @@ fn note(core: &Core, layer: &Layer, chunks: &Range<usize>) -> Option<Range<usize
 async fn wait(core: Arc<Core>, read: Read, cgroup: Option<Arc<str>>) {
     let deadline = Instant::now() + core.config.wait_limit;
     let want = Want { lane: Lane::Demand, deadline, pid: read.pid, cgroup: cgroup.clone() };
-    let done = ensure(&core, &read.layer, read.chunks.clone(), &want).await;
-    // Never closed.
-    let _leave = core.answers.acquire().await;
     let mut buffer = Vec::new();
-    let failure = match done {
-        Ok(()) => {
-            buffer.resize(read.length, 0);
-            let done = read.layer.read(&mut buffer, read.offset);
-            done.err().map(|error| {
-                read.layer.map.doubt(read.chunks.clone());
-                (read.chunks.start, format!("it cannot be read here: {error}"))
-            })
+    let (done, _leave) = loop {
+        let done = ensure(&core, &read.layer, read.chunks.clone(), &want).await;
+        // Never closed.
+        let leave = core.answers.acquire().await;
+        buffer.resize(read.length, 0);
+        let Ok(()) = done else { break (done.map(|()| Ok(())), leave) };
+        match read.layer.read(read.chunks.clone(), &mut buffer, read.offset) {
+            // Dropped before it was read.
+            Ok(false) => {}
+            Ok(true) => break (Ok(Ok(())), leave),
+            Err(error) => break (Ok(Err(error)), leave),
         }
+    };
+    let failure = match done {
+        Ok(done) => done.err().map(|error| {
+            read.layer.map.doubt(read.chunks.clone());
+            (read.chunks.start, format!("it cannot be read here: {error}"))
+        }),
         // No room is no reason to fail: it is asked for again next time.
         Err(Failure { error, .. }) if matches!(*error, FetchError::Disk { .. }) => {
-            buffer.resize(read.length, 0);
             let done = gather(&core, &read, &want, &mut buffer).await;
             done.err().map(|error| (error.chunk(), error.to_string()))
         }
@@ -286,14 +299,11 @@ async fn gather(core: &Core, read: &Read, want: &Want, buffer: &mut [u8]) -> Res
     let layer = &read.layer;
     for number in read.chunks.clone() {
         let chunk = *layer.chunk(number);
-        let bytes = if layer.map.state(number) == State::Present {
-            let mut bytes = vec![0; chunk.len as usize];
-            let kept = |e: std::io::Error| FetchError::Disk { chunk: number, why: e.to_string() };
-            layer.read(&mut bytes, chunk.offset).map_err(kept)?;
-            bytes
-        } else {
-            pass_through(core, layer, number, want).await?
-        };
+        let mut bytes = vec![0; chunk.len as usize];
+        let kept = |e: std::io::Error| FetchError::Disk { chunk: number, why: e.to_string() };
+        if !layer.read(number..number + 1, &mut bytes, chunk.offset).map_err(kept)? {
+            bytes = pass_through(core, layer, number, want).await?;
+        }
         // What of it was asked for; the rest of the answer is padding.
         let from = chunk.offset.max(read.offset);
         let to = (chunk.offset + u64::from(chunk.len)).min(read.offset + buffer.len() as u64);

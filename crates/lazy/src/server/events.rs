@@ -48,7 +48,7 @@ impl Events {
     pub fn after(&self, seq: u64) -> (Vec<EventRecord>, u64) {
         let kept = self.kept();
         let first = kept.next - kept.records.len() as u64;
-        let lost = first.saturating_sub(seq + 1);
+        let lost = first.saturating_sub(seq.saturating_add(1));
         (kept.records.iter().filter(|r| r.seq > seq).cloned().collect(), lost)
     }
 
@@ -82,5 +82,6 @@ mod tests {
         let (records, lost) = events.after(2);
         assert_eq!((records.len(), records[0].seq, lost), (MOST, 6, 3));
         assert_eq!(events.after(MOST as u64 + 5), (vec![], 0));
+        assert_eq!(events.after(u64::MAX), (vec![], 0));
     }
 }

@@ -1,8 +1,10 @@
 //! What the holder hands to a server, and the server as a program.
 
-use super::{Config, Server, Source, guard};
-use crate::control::Who;
+use super::{Config, Core, Server, Source, guard};
+use crate::control::{RestartCause, Restarts, Who};
 use crate::fuse::wire::{HAS_RESEND, Offer};
+use crate::holder::watch;
+use crate::kept;
 use crate::options::Options;
 use corral_store::{StoreConfig, StoreError};
 use corral_sys::process;
@@ -11,7 +13,6 @@ use rustix::net::{RecvFlags, SendFlags};
 use std::fs::File;
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
-use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
@@ -76,9 +77,7 @@ pub(crate) struct Identity {
 
 impl Identity {
     fn of(state: File, link: Arc<OwnedFd>, holder_pid: i32) -> Self {
-        let mut flags = [0; 8];
-        let known = state.read_exact_at(&mut flags, 0).is_ok();
-        let resends = known && u64::from_le_bytes(flags) & HAS_RESEND != 0;
+        let resends = kept::flags(&state) & HAS_RESEND != 0;
         Self { holder_pid, state: Some(state), link: Some(link), resends: resends.into(), ..Self::default() }
     }
 
@@ -86,10 +85,20 @@ impl Identity {
     pub fn agree(&self, offer: &Offer) {
         self.resends.store(offer.flags & HAS_RESEND != 0, Ordering::Relaxed);
         if let Some(state) = &self.state
-            && let Err(error) = state.write_all_at(&offer.flags.to_le_bytes(), 0)
+            && let Err(error) = kept::keep_flags(state, offer.flags)
         {
             tracing::warn!(%error, "what was agreed with the kernel cannot be kept");
         }
+    }
+
+    /// How many servers were replaced before this one.
+    pub fn restarts(&self) -> Restarts {
+        self.state.as_ref().map(kept::restarts).unwrap_or_default()
+    }
+
+    /// Why this one is in the place of another.
+    pub fn replaces(&self) -> Option<RestartCause> {
+        self.state.as_ref().and_then(kept::last_end)
     }
 
     pub fn tell(&self, root: &Path, epoch: u64) -> Who {
@@ -126,9 +135,13 @@ impl Identity {
 
     /// The client knows: the holder may end this server.
     pub fn go(&self) {
+        self.say(b"go");
+    }
+
+    /// Tells the holder, which does not wait long for it.
+    fn say(&self, word: &[u8]) {
         if let Some(link) = &self.link {
-            // The holder does not wait long for it.
-            rustix::net::send(link, b"go", SendFlags::NOSIGNAL).unwrap_or(0);
+            rustix::net::send(link, word, SendFlags::NOSIGNAL).unwrap_or(0);
         }
     }
 
@@ -188,7 +201,7 @@ pub fn run(options: Options, handed: Handed, holder_pid: i32) -> Result<(), Hand
         loop {
             match rustix::net::recv(&*link, &mut message[..], RecvFlags::empty()) {
                 Ok((0, _)) => spare.take_over(),
-                Ok((length, _)) => core.who.heard(&message[..length]),
+                Ok((length, _)) => hear(&core, &message[..length]),
                 Err(Errno::INTR) => {}
                 Err(error) => {
                     tracing::error!(%error, "the connection to the holder failed");
@@ -199,6 +212,20 @@ pub fn run(options: Options, handed: Handed, holder_pid: i32) -> Result<(), Hand
     })?;
     server.wait();
     Ok(())
+}
+
+/// A word of the holder.
+fn hear(core: &Arc<Core>, message: &[u8]) {
+    if message != watch::QUESTION {
+        return core.who.heard(message);
+    }
+    let asked = Arc::clone(core);
+    // Answered by those who do the work.
+    core.runtime.spawn(async move {
+        if asked.is_well() {
+            asked.who.say(watch::ANSWER);
+        }
+    });
 }
 
 impl Spare {

@@ -4,6 +4,7 @@ mod answer;
 pub(crate) mod events;
 mod guard;
 mod handed;
+pub(crate) mod pulse;
 pub(crate) mod stats;
 
 pub use guard::protect;
@@ -18,6 +19,7 @@ use crate::layer::Layer;
 use crate::layer::table::Layers;
 use corral_store::{Store, StoreConfig};
 use events::Events;
+use pulse::Pulse;
 use stats::Cgroups;
 use std::collections::HashMap;
 use std::io;
@@ -105,6 +107,7 @@ pub(crate) struct Core {
     /// Memory for answers of reads that waited: as many at once as this gives leave for.
     pub answers: Semaphore,
     pub who: handed::Identity,
+    pub pulse: Pulse,
 }
 
 /// Answers of reads that waited which are in memory at once, of up to [`crate::fuse::MAX_READ`] each.
@@ -119,13 +122,15 @@ impl Core {
         }
         let (core, layer) = (Arc::clone(self), Arc::clone(layer));
         self.runtime.spawn_blocking(move || {
-            match layer.finish() {
-                Ok(()) => core.events.push(Event::Complete { layer: layer.id }),
+            let done = layer.finish();
+            layer.finishing.store(false, Ordering::Release);
+            match done {
+                Ok(true) => core.events.push(Event::Complete { layer: layer.id }),
+                Ok(false) => {}
                 Err(error) => {
                     tracing::error!(layer = %layer.id, %error, "a complete layer cannot be forced to the disk")
                 }
             }
-            layer.finishing.store(false, Ordering::Release);
         });
     }
 
@@ -160,6 +165,7 @@ impl Server {
             .thread_name("lazy-fetch")
             .enable_all()
             .build()?;
+        let threads = config.threads.max(1);
         let core = Arc::new(Core {
             layers: Layers::new(&config.root, config.boot_id()?),
             budget: Budget::new(config.limits),
@@ -171,17 +177,21 @@ impl Server {
             waiting: Mutex::default(),
             answers: Semaphore::new(ANSWERS),
             who,
+            pulse: Pulse::new(threads),
             config,
         });
+        if let Some(cause) = core.who.replaces() {
+            core.events.push(Event::Restarted { cause });
+        }
         // What the server before was handed and did not answer. A new connection has none.
         if let Err(error) = core.device.resend() {
             tracing::error!(%error, "requests of a server that ended cannot be had again: this takes Linux 6.9");
         }
         let answer = |n| {
             let core = Arc::clone(&core);
-            std::thread::Builder::new().name(format!("lazy-{n}")).spawn(move || answer::run(&core))
+            std::thread::Builder::new().name(format!("lazy-{n}")).spawn(move || answer::run(&core, n))
         };
-        let threads = (0..core.config.threads.max(1)).map(answer).collect::<io::Result<_>>()?;
+        let threads = (0..threads).map(answer).collect::<io::Result<_>>()?;
         Ok(Self { core, threads, runtime: Some(runtime) })
     }
 

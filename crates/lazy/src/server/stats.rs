@@ -1,6 +1,6 @@
 //! Counters: of layers, and of the cgroups whose processes read.
 
-use crate::control::{CgroupStats, FetchLatency, LayerStats as Told};
+use crate::control::{CgroupStats, FetchLatency, LayerStats as Told, ReadStats};
 use crate::fetch::budget::Lane;
 use crate::layer::Layer;
 use std::collections::HashMap;
@@ -13,9 +13,9 @@ pub(crate) const LATENCY_BOUNDS_US: [u64; 14] = [
     250, 500, 1_000, 2_500, 5_000, 10_000, 25_000, 50_000, 100_000, 250_000, 500_000, 1_000_000, 5_000_000, 20_000_000,
 ];
 
-/// Counters of one layer, since it was opened by this process.
+/// What was read and fetched, of one layer or of all.
 #[derive(Debug, Default)]
-pub(crate) struct LayerStats {
+pub(crate) struct Tally {
     read_bytes: AtomicU64,
     hits: AtomicU64,
     misses: AtomicU64,
@@ -29,6 +29,13 @@ pub(crate) struct LayerStats {
     latency_us: AtomicU64,
 }
 
+/// Counters of one layer, since it was opened by this process, and with them those of all.
+#[derive(Debug, Default)]
+pub(crate) struct LayerStats {
+    own: Tally,
+    all: Arc<Tally>,
+}
+
 fn add(to: &AtomicU64, count: u64) {
     to.fetch_add(count, Ordering::Relaxed);
 }
@@ -37,26 +44,8 @@ fn of(counter: &AtomicU64) -> u64 {
     counter.load(Ordering::Relaxed)
 }
 
-impl LayerStats {
-    pub fn hit(&self, bytes: u64) {
-        add(&self.hits, 1);
-        add(&self.read_bytes, bytes);
-    }
-
-    pub fn miss(&self, bytes: u64) {
-        add(&self.misses, 1);
-        add(&self.read_bytes, bytes);
-    }
-
-    pub fn error(&self) {
-        add(&self.errors, 1);
-    }
-
-    pub fn wrong_answer(&self) {
-        add(&self.wrong_answers, 1);
-    }
-
-    pub fn fetched(&self, stored: u64, raw: u64, took: Duration, lane: Lane) {
+impl Tally {
+    fn fetched(&self, stored: u64, raw: u64, us: u64, lane: Lane) {
         add(&self.stored_bytes, stored);
         add(&self.raw_bytes, raw);
         match lane {
@@ -64,19 +53,13 @@ impl LayerStats {
             Lane::Ahead => add(&self.ahead_bytes, stored),
             Lane::Trace => add(&self.trace_bytes, stored),
         }
-        let us = took.as_micros() as u64;
         add(&self.latencies[LATENCY_BOUNDS_US.partition_point(|bound| *bound < us)], 1);
         add(&self.latency_us, us);
     }
 
     /// As a client sees them.
-    pub fn tell(&self, layer: &Layer) -> Told {
-        Told {
-            layer: layer.id,
-            chunks_present: layer.map.present() as u64,
-            chunks_total: layer.manifest.chunks.len() as u64,
-            complete: layer.map.is_complete(),
-            in_flight: layer.flights.count() as u64,
+    pub fn tell(&self) -> ReadStats {
+        ReadStats {
             read_bytes: of(&self.read_bytes),
             hits: of(&self.hits),
             misses: of(&self.misses),
@@ -95,13 +78,64 @@ impl LayerStats {
     }
 }
 
+impl LayerStats {
+    /// Of a layer whose counts are also counted with those of all.
+    pub fn within(all: &Arc<Tally>) -> Self {
+        Self { own: Tally::default(), all: Arc::clone(all) }
+    }
+
+    fn both(&self) -> [&Tally; 2] {
+        [&self.own, &self.all]
+    }
+
+    pub fn hit(&self, bytes: u64) {
+        for tally in self.both() {
+            add(&tally.hits, 1);
+            add(&tally.read_bytes, bytes);
+        }
+    }
+
+    pub fn miss(&self, bytes: u64) {
+        for tally in self.both() {
+            add(&tally.misses, 1);
+            add(&tally.read_bytes, bytes);
+        }
+    }
+
+    pub fn error(&self) {
+        self.both().iter().for_each(|tally| add(&tally.errors, 1));
+    }
+
+    pub fn wrong_answer(&self) {
+        self.both().iter().for_each(|tally| add(&tally.wrong_answers, 1));
+    }
+
+    pub fn fetched(&self, stored: u64, raw: u64, took: Duration, lane: Lane) {
+        let us = took.as_micros() as u64;
+        self.both().iter().for_each(|tally| tally.fetched(stored, raw, us, lane));
+    }
+
+    /// As a client sees them.
+    pub fn tell(&self, layer: &Layer) -> Told {
+        Told {
+            layer: layer.id,
+            chunks_present: layer.map.present() as u64,
+            chunks_touched: layer.touched.count(),
+            chunks_total: layer.manifest.chunks.len() as u64,
+            complete: layer.map.is_complete(),
+            in_flight: layer.flights.count() as u64,
+            reads: self.own.tell(),
+        }
+    }
+}
+
 /// How long the cgroup of a thread is believed: threads rarely move, but numbers are used again.
 const BELIEVED: Duration = Duration::from_secs(1);
-/// Most cgroups that are counted; those that fetched longest ago are dropped.
+/// Most cgroups that are counted; those that read longest ago are dropped.
 const MOST_CGROUPS: usize = 4096;
 const MOST_THREADS: usize = 4096;
 
-/// Who reads, and what was fetched for them.
+/// Who reads, and what was read and fetched for them.
 #[derive(Debug, Default)]
 pub(crate) struct Cgroups(Mutex<Known>);
 
@@ -113,6 +147,7 @@ struct Known {
 
 #[derive(Debug)]
 struct Charge {
+    read: u64,
     stored: u64,
     raw: u64,
     last: Instant,
@@ -141,17 +176,34 @@ impl Cgroups {
         cgroup
     }
 
-    pub fn charge(&self, cgroup: &Arc<str>, stored: u64, raw: u64) {
+    /// Counts what the processes of a cgroup asked for.
+    pub fn read(&self, cgroup: &Arc<str>, bytes: u64) {
+        self.charge(cgroup, |charge| charge.read += bytes);
+    }
+
+    /// Counts what was fetched for them.
+    pub fn fetched(&self, cgroup: &Arc<str>, stored: u64, raw: u64) {
+        self.charge(cgroup, |charge| {
+            charge.stored += stored;
+            charge.raw += raw;
+        });
+    }
+
+    fn charge(&self, cgroup: &Arc<str>, count: impl FnOnce(&mut Charge)) {
         let mut known = self.known();
         if known.charged.len() >= MOST_CGROUPS && !known.charged.contains_key(cgroup) {
             let oldest = known.charged.iter().min_by_key(|(_, c)| c.last).map(|(name, _)| Arc::clone(name));
             oldest.and_then(|name| known.charged.remove(&name));
         }
-        let fresh = Charge { stored: 0, raw: 0, last: Instant::now() };
+        let fresh = Charge { read: 0, stored: 0, raw: 0, last: Instant::now() };
         let charge = known.charged.entry(Arc::clone(cgroup)).or_insert(fresh);
-        charge.stored += stored;
-        charge.raw += raw;
+        count(charge);
         charge.last = Instant::now();
+    }
+
+    /// How many are counted.
+    pub fn count(&self) -> usize {
+        self.known().charged.len()
     }
 
     /// As a client sees them.
@@ -159,6 +211,7 @@ impl Cgroups {
         let known = self.known();
         let tell = |(name, charge): (&Arc<str>, &Charge)| CgroupStats {
             cgroup: name.to_string(),
+            read_bytes: charge.read,
             fetched_stored_bytes: charge.stored,
             fetched_raw_bytes: charge.raw,
         };

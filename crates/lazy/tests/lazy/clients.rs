@@ -35,10 +35,13 @@ fn traces_are_learned_and_bring_what_is_read_first() {
             of(&inside, &layer)
         };
         let (first, second) = (run(false), run(true));
-        println!("misses: {} without a trace, {} with one", first.misses, second.misses);
-        assert!(first.misses > 5);
-        assert_eq!(second.misses, 0);
-        assert!(second.trace_stored_bytes > 0 && second.fetched_stored_bytes == first.fetched_stored_bytes);
+        println!("misses: {} without a trace, {} with one", first.reads.misses, second.reads.misses);
+        assert!(first.reads.misses > 5);
+        assert_eq!(second.reads.misses, 0);
+        assert!(
+            second.reads.trace_stored_bytes > 0
+                && second.reads.fetched_stored_bytes == first.reads.fetched_stored_bytes
+        );
     });
 }
 

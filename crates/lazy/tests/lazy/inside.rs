@@ -1,6 +1,7 @@
 //! The server in this process, before a store that goes wrong as it is told.
 
 use crate::support::*;
+use corral_format::CHUNK;
 use corral_lazy::control::Event;
 use corral_store::{ErrorKind, Fault};
 use std::collections::BTreeMap;
@@ -34,14 +35,41 @@ fn one_chunk_is_fetched_once_for_many_readers() {
         });
         assert_eq!(inside.faults.counts().gets, 1);
         let stats = of(&inside, &layer);
-        assert_eq!((stats.misses, stats.hits, stats.errors, stats.chunks_present), (50, 0, 0, 1));
-        assert_eq!(stats.fetch_latency.counts.iter().sum::<u64>(), 1);
-        assert!(stats.fetch_latency.sum_us >= 200_000);
+        assert_eq!((stats.reads.misses, stats.reads.hits, stats.reads.errors, stats.chunks_present), (50, 0, 0, 1));
+        assert_eq!(stats.reads.fetch_latency.counts.iter().sum::<u64>(), 1);
+        assert!(stats.reads.fetch_latency.sum_us >= 200_000);
         let cgroups = inside.stats().cgroups;
         let own = std::fs::read_to_string("/proc/self/cgroup").unwrap();
         let own = own.lines().find_map(|l| l.strip_prefix("0::")).unwrap();
         assert_eq!((cgroups.len(), cgroups[0].cgroup.as_str()), (1, own));
-        assert_eq!(cgroups[0].fetched_stored_bytes, stats.fetched_stored_bytes);
+        assert_eq!(cgroups[0].fetched_stored_bytes, stats.reads.fetched_stored_bytes);
+    });
+}
+
+#[test]
+fn what_is_read_is_counted_by_layer_by_cgroup_and_together() {
+    within(60, || {
+        let site = Site::new();
+        let (one, two) = (site.layer(files(4, 71)), site.layer(files(4, 72)));
+        let inside = Inside::start(&site, |config| config.ahead_bytes = 0);
+        for layer in [&one, &two] {
+            let file = inside.file(layer);
+            rustix::fs::fcntl_setfl(&file, rustix::fs::OFlags::DIRECT).unwrap();
+            // Twice in the first chunk, and once in two others.
+            for offset in [0, 4096, 3 * CHUNK, 9 * CHUNK] {
+                read_direct(&file, offset, 4096).unwrap();
+            }
+        }
+        let stats = of(&inside, &one);
+        assert_eq!((stats.chunks_touched, stats.chunks_present), (3, 3));
+        assert_eq!((stats.reads.read_bytes, stats.reads.hits, stats.reads.misses), (4 * 4096, 1, 3));
+        assert_eq!(inside.stats().cgroups[0].read_bytes, 8 * 4096);
+        // A layer that nobody has open any more still counts.
+        client(&inside.socket, async |link| link.forget(one.id).await.unwrap());
+        until("a layer that is forgotten", || inside.stats().layers.iter().all(|l| l.layer != one.id));
+        let total = inside.stats().total;
+        assert_eq!((total.read_bytes, total.hits, total.misses), (8 * 4096, 2, 6));
+        assert_eq!(total.fetch_latency.counts.iter().sum::<u64>(), 6);
     });
 }
 
@@ -58,8 +86,8 @@ fn neighbours_come_together_and_forward_readers_are_preceded() {
         println!("30 MiB at 10 ms a call: {took:?}, {gets} calls for {} chunks", layer.manifest.chunks.len());
         assert!(gets < 80, "{gets}");
         let stats = of(&inside, &layer);
-        assert!(stats.ahead_stored_bytes > stats.fetched_stored_bytes / 2);
-        assert_eq!(stats.fetched_raw_bytes, 30 << 20, "nothing twice");
+        assert!(stats.reads.ahead_stored_bytes > stats.reads.fetched_stored_bytes / 2);
+        assert_eq!(stats.reads.fetched_raw_bytes, 30 << 20, "nothing twice");
     });
 }
 
@@ -86,7 +114,7 @@ fn while_the_store_is_down_what_is_here_is_read_and_the_rest_waits() {
         assert!(waiting.iter().all(|t| !t.is_finished()));
         inside.faults.set_down(false);
         waiting.into_iter().for_each(|t| t.join().unwrap());
-        assert_eq!(of(&inside, &layer).errors, 0);
+        assert_eq!(of(&inside, &layer).reads.errors, 0);
         drop(mounted);
     });
 }
@@ -148,8 +176,8 @@ fn damaged_and_cut_answers_are_asked_for_again() {
         inside.faults.set_fail(0.1, ErrorKind::Unavailable);
         Mounted::new(&site, &layer, true).check(&layer);
         let stats = of(&inside, &layer);
-        assert!(stats.wrong_answers > 0);
-        assert_eq!(stats.errors, 0);
+        assert!(stats.reads.wrong_answers > 0);
+        assert_eq!(stats.reads.errors, 0);
     });
 }
 
@@ -209,7 +237,7 @@ fn places_that_lead_astray_are_replaced_by_those_of_the_store() {
             }
             let inside = Inside::start(&site, |_| {});
             Mounted::new(&site, &layer, true).check(&layer);
-            assert_eq!(of(&inside, &layer).errors, 0);
+            assert_eq!(of(&inside, &layer).reads.errors, 0);
         }
     });
 }
@@ -297,7 +325,7 @@ fn memory_is_bounded_whatever_is_read() {
         let stats = inside.stats();
         println!("80 MiB at most {} bytes at once", stats.in_flight_peak_bytes);
         assert!(stats.in_flight_peak_bytes <= 8 << 20, "{}", stats.in_flight_peak_bytes);
-        assert_eq!(of(&inside, &layer).fetched_raw_bytes, 80 << 20);
+        assert_eq!(of(&inside, &layer).reads.fetched_raw_bytes, 80 << 20);
     });
 }
 
@@ -326,7 +354,7 @@ fn a_full_disk_fails_no_reads() {
             assert!(read.unwrap() == part, "{n}");
         }
         let stats = of(&inside, &layer);
-        assert!(stats.errors == 0 && stats.chunks_present > 5 && stats.chunks_present < 40, "{stats:?}");
+        assert!(stats.reads.errors == 0 && stats.chunks_present > 5 && stats.chunks_present < 40, "{stats:?}");
         drop(file);
         drop(inside);
         rustix::mount::unmount(&at, rustix::mount::UnmountFlags::empty()).unwrap();

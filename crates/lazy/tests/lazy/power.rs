@@ -55,8 +55,8 @@ fn after_a_power_cut_nothing_wrong_is_ever_read() {
             assert!(mounted.read("f000").unwrap() == layer.files["f000"], "{name}");
             mounted.check(&layer);
             let stats = of(&inside, &layer);
-            assert_eq!(stats.errors, 0, "{name}");
-            assert_eq!(stats.fetched_stored_bytes == 0, is_sound, "{name}: {stats:?}");
+            assert_eq!(stats.reads.errors, 0, "{name}");
+            assert_eq!(stats.reads.fetched_stored_bytes == 0, is_sound, "{name}: {stats:?}");
             until(name, || !layer.dir.join("present").exists());
             drop(mounted);
             drop(inside);
@@ -84,7 +84,7 @@ fn what_was_checked_under_another_boot_is_not_checked_again() {
         let inside = boot("second");
         assert!(Mounted::new(&site, &layer, true).read("f001").unwrap() == layer.files["f001"]);
         let stats = of(&inside, &layer);
-        assert_eq!((stats.chunks_present, stats.misses), (1, 0), "it counts at once");
+        assert_eq!((stats.chunks_present, stats.reads.misses), (1, 0), "it counts at once");
         drop(inside);
         let inside = boot("third");
         Mounted::new(&site, &layer, true).check(&layer);

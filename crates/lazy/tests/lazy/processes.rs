@@ -1,6 +1,7 @@
 //! Holder and server as processes: what readers see while these end and change.
 
 use crate::support::*;
+use corral_lazy::control::{Event, RestartCause};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::{Duration, Instant};
@@ -281,5 +282,62 @@ fn a_holder_ends_when_its_mount_is_taken_away() {
         rustix::mount::unmount(site.root().join("lazy"), rustix::mount::UnmountFlags::empty()).unwrap();
         assert!(!held.gone().success());
         assert!(!is_there(who.server_pid) && !site.dir.path().join("c.sock").exists());
+    });
+}
+
+#[test]
+fn a_server_that_stands_still_is_replaced_and_readers_go_on() {
+    within(60, || {
+        let site = Site::new();
+        let layers = [site.layer(files(15, 8)), site.layer(files(15, 18))];
+        let held = Held::start(&site, |options| options.still = Duration::from_secs(1));
+        for (round, layer) in (1..).zip(&layers) {
+            assert!(Mounted::new(&site, layer, true).read("f000").unwrap() == layer.files["f000"]);
+            let still = held.who().server_pid;
+            corral_sys::process::kill(still, libc::SIGSTOP).unwrap();
+            let begin = Instant::now();
+            // Asked of the one that stands still, answered by the next.
+            Mounted::new(&site, layer, true).check(layer);
+            let took = begin.elapsed();
+            assert!(took < Duration::from_secs(10), "{took:?}");
+            assert!(!is_there(still) && held.who().server_pid != still);
+            let restarts = client(&held.options.socket, async |link| link.stats().await.unwrap().restarts);
+            assert_eq!((restarts.crashed, restarts.still), (0, round));
+            let cause = RestartCause::Still;
+            events_until(&held.options.socket, |event| *event == Event::Restarted { cause });
+        }
+        let killed = held.kill_server();
+        until("another server", || held.try_who().is_some_and(|who| who.server_pid != killed));
+        events_until(&held.options.socket, |event| *event == Event::Restarted { cause: RestartCause::Crashed });
+        held.end();
+    });
+}
+
+#[test]
+fn a_server_whose_store_hangs_does_not_stand_still() {
+    within(60, || {
+        let site = Arc::new(Site::new());
+        let layer = site.layer(files(4, 9));
+        // A store that cannot be opened is asked again and again.
+        let away = site.dir.path().join("away");
+        std::fs::rename(site.store(), &away).unwrap();
+        let held = Held::start(&site, |options| options.still = Duration::from_millis(500));
+        let server = held.who().server_pid;
+        let reader = std::thread::spawn({
+            let site = Arc::clone(&site);
+            move || Mounted::new(&site, &layer, true).check(&layer)
+        });
+        let waiting = || client(&held.options.socket, async |link| link.stats().await.unwrap().waiting_reads);
+        until("readers that wait", || waiting() > 0);
+        // Several times as long as it may be silent.
+        let end = Instant::now() + Duration::from_secs(3);
+        while Instant::now() < end {
+            assert_eq!(held.who().server_pid, server);
+            std::thread::sleep(Duration::from_millis(100));
+        }
+        std::fs::rename(&away, site.store()).unwrap();
+        reader.join().unwrap();
+        assert_eq!(held.who().server_pid, server);
+        held.end();
     });
 }

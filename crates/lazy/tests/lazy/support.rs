@@ -5,7 +5,7 @@ use corral_format::manifest::Manifest;
 use corral_format::places::{Place, Places};
 use corral_format::{BLOCK, CHUNK, presence};
 use corral_lazy::LayerId;
-use corral_lazy::client::LazyLink;
+use corral_lazy::client::{LazyLink, LinkError};
 use corral_lazy::control::{Event, EventLine, EventRecord, LayerStats, Stats, Who};
 use corral_lazy::options::Options;
 use corral_lazy::server::{Config, Server, Source};
@@ -324,9 +324,17 @@ impl Drop for Inside {
 }
 
 pub fn client<T>(socket: &Path, ask: impl AsyncFnOnce(&mut LazyLink) -> T) -> T {
+    try_client(socket, async |link| Ok(ask(link).await)).unwrap()
+}
+
+/// Asks a server that may end meanwhile.
+pub fn try_client<T>(
+    socket: &Path,
+    ask: impl AsyncFnOnce(&mut LazyLink) -> Result<T, LinkError>,
+) -> Result<T, LinkError> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     runtime.block_on(async {
-        let mut link = LazyLink::connect(socket).await.unwrap();
+        let mut link = LazyLink::connect(socket).await?;
         ask(&mut link).await
     })
 }
@@ -353,11 +361,16 @@ pub fn program() -> PathBuf {
 
 impl Held {
     pub fn start(site: &Site, change: impl FnOnce(&mut Options)) -> Self {
+        Self::start_in(site, &[], change)
+    }
+
+    /// With variables in its environment.
+    pub fn start_in(site: &Site, variables: &[(&str, &str)], change: impl FnOnce(&mut Options)) -> Self {
         let store = format!("file://{}", site.store().display());
         let mut options = Options::new(site.root(), store, site.dir.path().join("c.sock"));
         change(&mut options);
         let mut command = Command::new(program());
-        command.arg("hold").args(options.words()).stdin(Stdio::null());
+        command.arg("hold").args(options.words()).envs(variables.iter().copied()).stdin(Stdio::null());
         let child = command.spawn().unwrap();
         LEFT.lock().unwrap().1.push(child.id() as i32);
         LEFT.lock().unwrap().0.push(site.root().join("lazy"));

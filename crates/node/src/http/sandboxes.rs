@@ -94,7 +94,7 @@ pub async fn set_ttl(State(core): Node, Live(sandbox): Live, Body(update): Body<
 
 pub async fn stats(State(core): Node, Live(sandbox): Live) -> Answer {
     let mut stats = core.containers.stats(&sandbox.id).map_err(|e| runtime_problem(&e))?;
-    stats.fetched_bytes = core.lazy_fetched().await.remove(&sandbox.id).unwrap_or(0);
+    core.add_lazy_reads(&sandbox, &mut stats).await;
     json(StatusCode::OK, &stats)
 }
 

@@ -34,13 +34,15 @@ pub async fn status(State(core): State<Arc<Core>>) -> Answer {
 pub async fn metrics(State(core): State<Arc<Core>>) -> Answer {
     let status = now(&core);
     let keepers = core.keepers.all().iter().filter(|k| k.link().is_some() && !k.is_stuck()).count();
-    let text = core.metrics.text(&[
+    let lazy = core.lazy_metrics().await;
+    let gauges = [
         ("corral_node_sandboxes_live", "Sandboxes that are not ended", status.live as f64),
         ("corral_node_sandboxes_max", "Most sandboxes admitted", status.max_live as f64),
         ("corral_node_creates_queued", "Creates waiting or starting", status.queued as f64),
         ("corral_node_memory_available_bytes", "Memory available on the host", status.memory_available_bytes as f64),
         ("corral_node_writable_free_bytes", "Free space for writable layers", status.disk_available_bytes as f64),
         ("corral_node_keepers_connected", "Keepers that answer", keepers as f64),
-    ]);
+    ];
+    let text = core.metrics.text(&gauges, &lazy);
     Ok(([("content-type", "application/openmetrics-text; version=1.0.0; charset=utf-8")], text).into_response())
 }

@@ -99,7 +99,7 @@ impl CgroupDriver for Hybrid {
             pids: read_number(&self.pids.join(sandbox).join("pids.current")),
             disk_bytes: 0,
             oom_kills: self.oom_kills(sandbox),
-            fetched_bytes: 0,
+            ..SandboxStats::default()
         })
     }
 

@@ -74,7 +74,7 @@ impl CgroupDriver for Unified {
             pids: read_number(&dir.join("pids.current")),
             disk_bytes: 0,
             oom_kills: self.oom_kills(sandbox),
-            fetched_bytes: 0,
+            ..SandboxStats::default()
         })
     }
 

@@ -13,7 +13,9 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, PoisonError, RwLock};
 use std::time::{Duration, SystemTime};
 
-/// The directory of a store, held open, so that a mount that goes away is an error and not an empty directory.
+/// The directory of a store, held open, so that a mount that goes away is an error and not an empty directory. What is
+/// not in it is looked for once more in the directory that has its name now: the one that is held may be the place of a
+/// mount that was missing and is there again.
 #[derive(Debug)]
 pub(super) struct Root {
     path: PathBuf,
@@ -28,6 +30,26 @@ impl Root {
             errno => StoreError::io("open", path.display().to_string(), errno),
         })?;
         Ok(Self { path: path.to_owned(), dir: RwLock::new(Arc::new(dir)) })
+    }
+
+    /// Opens what lies at a key, here or in the directory that came in the place of this one.
+    fn open_key(&self, key: &Key, flags: OFlags) -> rustix::io::Result<OwnedFd> {
+        let held = self.dir();
+        let found = open_beneath(held.as_fd(), key.as_str(), flags);
+        if !matches!(found, Err(Errno::NOENT)) {
+            return found;
+        }
+        let Some(dir) = self.successor(&held) else { return found };
+        let there = open_beneath(dir.as_fd(), key.as_str(), flags)?;
+        *self.dir.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(dir);
+        Ok(there)
+    }
+
+    /// The directory at the root's path, where that is another one now.
+    fn successor(&self, held: &OwnedFd) -> Option<OwnedFd> {
+        let identity = |dir: &OwnedFd| rustix::fs::fstat(dir).map(|stat| (stat.st_dev, stat.st_ino)).ok();
+        let dir = Self::open_dir(&self.path).ok()?;
+        (identity(&dir)? != identity(held)?).then_some(dir)
     }
 
     fn open_dir(path: &Path) -> rustix::io::Result<OwnedFd> {
@@ -55,7 +77,7 @@ impl Root {
         let io = |errno| StoreError::io(op, key.as_str(), errno);
         // Without O_NONBLOCK a FIFO that someone left here would hold the thread.
         let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOCTTY;
-        let file = open_beneath(self.dir().as_fd(), key.as_str(), flags).map_err(io)?;
+        let file = self.open_key(key, flags).map_err(io)?;
         let stat = rustix::fs::fstat(&file).map_err(io)?;
         if FileType::from_raw_mode(stat.st_mode) != FileType::RegularFile {
             return Err(StoreError::NotFound { key: key.to_string() });
@@ -77,7 +99,7 @@ impl Root {
 
     pub(super) fn meta(&self, key: &Key) -> Result<Option<ObjectMeta>, StoreError> {
         let flags = OFlags::PATH | OFlags::NOFOLLOW;
-        let stat = match open_beneath(self.dir().as_fd(), key.as_str(), flags).and_then(rustix::fs::fstat) {
+        let stat = match self.open_key(key, flags).and_then(rustix::fs::fstat) {
             Err(Errno::NOENT | Errno::NOTDIR) => return Ok(None),
             stat => stat.map_err(|errno| StoreError::io("head", key.as_str(), errno))?,
         };

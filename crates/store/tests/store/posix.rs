@@ -20,6 +20,27 @@ fn a_directory_that_is_missing_is_not_made() {
 }
 
 #[tokio::test]
+async fn a_mount_that_is_back_is_found() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let (path, mounted) = (dir.path().join("mount"), dir.path().join("mounted"));
+    fs::create_dir(&path).expect("a directory");
+    let store = PosixStore::open(PosixConfig::new(&path)).expect("a store");
+    let error = store.get(&key("a/b"), 10).await.expect_err("nothing there");
+    assert_eq!(error.kind(), ErrorKind::NotFound, "{error}");
+    // As a mount appears: another directory of that name.
+    fs::create_dir_all(mounted.join("a")).expect("directories");
+    fs::write(mounted.join("a/b"), b"back").expect("an object");
+    fs::rename(&mounted, &path).expect("a rename");
+    assert_eq!(store.get(&key("a/b"), 10).await.expect("an object"), "back");
+    assert_eq!(names(&store, None).await, ["a/b"]);
+    // One that has not what is asked for is not gone over to.
+    fs::rename(&path, &mounted).expect("a rename");
+    fs::create_dir(&path).expect("a directory");
+    assert_eq!(store.head(&key("a/c")).await.expect("an answer"), None);
+    assert_eq!(store.get(&key("a/b"), 10).await.expect("still held"), "back");
+}
+
+#[tokio::test]
 async fn links_lead_nowhere() {
     let (dir, store) = directory();
     let outside = tempfile::tempdir().expect("a directory");

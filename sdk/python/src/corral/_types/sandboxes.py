@@ -232,5 +232,11 @@ class SandboxStats:
     """Bytes in the writable layer."""
     oom_kills: int = 0
     """Processes killed for want of memory."""
+    read_bytes: int = 0
+    """Bytes that it asked for of layers that are read lazily. What the host has in memory is not asked for."""
     fetched_bytes: int = 0
     """Bytes of layers that were fetched from the shared store because it read them."""
+    image_chunks: int = 0
+    """Chunks of its layers that are read lazily; 0 where none is."""
+    image_touched_chunks: int = 0
+    """Of these, chunks that were read, by this sandbox or another one that has the layer."""

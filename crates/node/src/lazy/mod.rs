@@ -3,6 +3,8 @@
 //! It is a process of its own that outlives the node. What it tells is brought to the sandboxes and commands it is about:
 //! a read that failed marks the command that made it, a layer that is complete is mounted from its own data from then on.
 
+mod metrics;
+
 use crate::config::StoreUrl;
 use crate::ledger::Change;
 use crate::node::Core;
@@ -10,7 +12,7 @@ use crate::sandbox::Sandbox;
 use corral_api::catalogue::LayerReads;
 use corral_api::digest::Digest;
 use corral_api::ids::{CommandId, SandboxId};
-use corral_api::sandbox::{Cause, EventKind};
+use corral_api::sandbox::{Cause, EventKind, SandboxStats};
 use corral_lazy::LayerId;
 use corral_lazy::client::{LazyLink, LazyProcess, LinkError, ProcessError};
 use corral_lazy::control::{After, Event, EventLine, Stats};
@@ -123,6 +125,14 @@ impl Lazy {
         Err(LinkError::Timeout)
     }
 
+    /// Has the server drop the data of a layer; says how many bytes it took. By a connection of its own: it may take long.
+    ///
+    /// # Errors
+    /// The server refuses or cannot be reached.
+    pub async fn evict(&self, digest: &Digest) -> Result<u64, LinkError> {
+        LazyLink::connect(&self.socket).await?.evict(layer_id(digest)).await
+    }
+
     /// Ends the server and its holder; the directory it offers is unmounted.
     pub async fn end(&self) -> Result<(), String> {
         const WITHIN: Duration = Duration::from_secs(10);
@@ -205,10 +215,16 @@ impl Core {
             Event::CorruptChunk { layer, chunk, pack, tries } => {
                 tracing::error!(%layer, chunk, pack, tries, "the shared store has damaged data of a layer");
             }
+            Event::Restarted { cause } => {
+                tracing::error!(
+                    reason = cause.as_str(),
+                    "the server of lazy reads was replaced: readers waited and go on"
+                );
+            }
             Event::Complete { layer } => {
                 let Some(digest) = digest_of(layer) else { return };
                 let this = self.clone();
-                let noted = tokio::task::spawn_blocking(move || this.layers.note_complete(&digest)).await;
+                let noted = tokio::task::spawn_blocking(move || this.layers.note_arrived(&digest)).await;
                 if let Ok(Err(error)) = noted {
                     tracing::warn!(%digest, error = %crate::error::chain(&error), "a layer that was read whole is not sound");
                 }
@@ -242,28 +258,34 @@ impl Core {
             }
         };
         let reads = |l: &corral_lazy::control::LayerStats| LayerReads {
-            read_bytes: l.read_bytes,
-            fetched_bytes: l.fetched_stored_bytes,
-            hits: l.hits,
-            misses: l.misses,
-            errors: l.errors,
-            fetches: l.fetch_latency.counts.iter().sum(),
-            fetch_us: l.fetch_latency.sum_us,
+            read_bytes: l.reads.read_bytes,
+            touched_chunks: l.chunks_touched,
+            fetched_bytes: l.reads.fetched_stored_bytes,
+            hits: l.reads.hits,
+            misses: l.reads.misses,
+            errors: l.reads.errors,
+            fetches: l.reads.fetch_latency.counts.iter().sum(),
+            fetch_us: l.reads.fetch_latency.sum_us,
         };
         stats.layers.iter().filter_map(|l| Some((digest_of(l.layer)?, reads(l)))).collect()
     }
 
-    /// Bytes that were fetched from the shared store for each sandbox.
-    pub async fn lazy_fetched(&self) -> HashMap<SandboxId, u64> {
-        let Some(lazy) = &self.lazy else { return HashMap::new() };
-        let Ok(stats) = lazy.stats().await else { return HashMap::new() };
-        let mut fetched = HashMap::new();
+    /// Adds to a sandbox's figures what it read of layers that are read lazily. Leaves them at zero where the server does
+    /// not answer.
+    pub async fn add_lazy_reads(&self, sandbox: &Sandbox, to: &mut SandboxStats) {
+        let Some(lazy) = &self.lazy else { return };
+        let Ok(stats) = lazy.stats().await else { return };
         for cgroup in &stats.cgroups {
-            if let Some((sandbox, _)) = owner_of(&cgroup.cgroup) {
-                *fetched.entry(sandbox).or_default() += cgroup.fetched_stored_bytes;
+            if owner_of(&cgroup.cgroup).is_some_and(|(owner, _)| owner == sandbox.id) {
+                to.read_bytes += cgroup.read_bytes;
+                to.fetched_bytes += cgroup.fetched_stored_bytes;
             }
         }
-        fetched
+        let layers = sandbox.lock().record.environment.layers.clone();
+        for layer in stats.layers.iter().filter(|l| digest_of(l.layer).is_some_and(|digest| layers.contains(&digest))) {
+            to.image_chunks += layer.chunks_total;
+            to.image_touched_chunks += layer.chunks_touched;
+        }
     }
 }
 
