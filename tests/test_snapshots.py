@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import uuid
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -115,6 +116,14 @@ def test_what_differs_is_told(server: Server, client: corral.Client, box: corral
     assert "C /d/mode" in told
     with pytest.raises(corral.NotFound):
         client.images.diff(names[1], "no-such-image")
+
+
+def test_a_difference_in_a_name_that_is_no_text(client: corral.Client, box: corral.Sandbox, names: list[str]) -> None:
+    box.snapshot(names[0])
+    box.exec("echo x > $(printf '/tmp/caf\\351')", check=True)
+    box.snapshot(names[1])
+    [entry] = client.images.diff(names[0], names[1]).entries
+    assert base64.b64decode(entry.path_base64 or "") == b"/tmp/caf\xe9"
 
 
 def test_equal_snapshots_are_one_layer(box: corral.Sandbox, names: list[str]) -> None:

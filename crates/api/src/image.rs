@@ -184,6 +184,9 @@ pub enum Change {
 pub struct DiffEntry {
     /// Absolute path.
     pub path: String,
+    /// Where the path is not UTF-8: its bytes in Base64. `path` is then only its readable form.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub path_base64: Option<String>,
     /// How it differs. What lies in a directory that was added or deleted is listed as well.
     pub change: Change,
 }

@@ -13,3 +13,4 @@ pub mod node;
 pub mod problem;
 pub mod query;
 pub mod sandbox;
+pub mod text;

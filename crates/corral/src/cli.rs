@@ -156,10 +156,10 @@ Examples:
         /// Sandbox id.
         id: String,
     },
-    /// Images: import, list, inspect, remove.
+    /// Images: import, build, list, inspect, compare, export, remove.
     #[command(subcommand)]
     Image(ImageCommand),
-    /// Layers: build, list, remove.
+    /// Layers: build, list, what they take and how they are read, collect, remove.
     #[command(subcommand)]
     Layer(LayerCommand),
     /// Environments: create, list, inspect, remove.

@@ -51,6 +51,12 @@ pub fn print_table(header: &[&str], rows: impl IntoIterator<Item = Vec<String>>)
     print_line(&text.join("\n"))
 }
 
+/// Tells something on standard error. Whoever closed it is not told.
+pub fn tell(text: std::fmt::Arguments<'_>) {
+    let mut err = std::io::stderr().lock();
+    err.write_fmt(text).unwrap_or(());
+}
+
 /// Text of a sandbox must not steer the terminal.
 pub fn printable(text: &str) -> String {
     text.chars().map(|c| if c.is_control() { '\u{fffd}' } else { c }).collect()

@@ -265,6 +265,10 @@ async fn a_create_that_waits_says_why() {
     assert_eq!((code, out.as_str()), (1, ""));
     assert!(said.starts_with("corral: full; try 2 of 8 in 0.5 s\n"), "{said}");
     assert!(said.ends_with("in 0.5 s\ncorral: full\n"), "{said}");
+    let (reader, closed) = std::io::pipe().unwrap();
+    drop(reader);
+    let unheard = cli.command(&["create", "-l", "full=1", "base"]).stderr(closed).status().await.unwrap();
+    assert_eq!(unheard.code(), Some(1), "whoever closed standard error is not told");
     let (_, _, document) = cli.run(&["--json", "create", "-l", "full=1", "base"]).await;
     assert_eq!(serde_json::from_str::<Value>(&document).unwrap()["message"], "full", "no more than the outcome");
 }

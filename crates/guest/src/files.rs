@@ -6,6 +6,7 @@ use crate::protocol::{Kind, MAX_ENTRIES, MAX_PAYLOAD, OpError, OpErrorKind, read
 use crate::trees;
 use crate::walk::{Step, Walk};
 use corral_api::files::{FileStatus, FileType};
+use corral_api::text::readable;
 use rustix::fs::{self, AtFlags, Mode, OFlags, RenameFlags, Stat, mkdirat, openat, renameat_with, statat, unlinkat};
 use rustix::io::Errno;
 use std::ffi::{CString, OsStr};
@@ -39,13 +40,6 @@ pub fn status(path: impl AsRef<OsStr>, stat: &Stat, link_target: Option<CString>
         path_base64,
         link_target_base64: link_target_base64.flatten(),
     }
-}
-
-/// Text for people, and the bytes in Base64 beside it where they are not UTF-8.
-fn readable(bytes: &[u8]) -> (String, Option<String>) {
-    use base64::Engine as _;
-    let raw = std::str::from_utf8(bytes).is_err().then(|| base64::engine::general_purpose::STANDARD.encode(bytes));
-    (String::from_utf8_lossy(bytes).into_owned(), raw)
 }
 
 fn link_target(dir: &OwnedFd, name: impl rustix::path::Arg, stat: &Stat) -> Option<CString> {

@@ -9,6 +9,7 @@ use crate::stage::{OPAQUE, read_full};
 use crate::store::LayerStore;
 use corral_api::digest::Digest;
 use corral_api::image::{Change, DiffEntry, ImageDiff};
+use corral_api::text::readable;
 use rustix::fs::{Dir, FileType, OFlags, Stat};
 use rustix::io::Errno;
 use std::collections::{BTreeSet, HashSet};
@@ -93,8 +94,8 @@ impl Diff {
             (Some(before), Some(after)) => (!self.same(path, before, after)?).then_some(Change::Changed),
         };
         if let Some(change) = change {
-            let path = format!("/{}", String::from_utf8_lossy(path));
-            self.entries.push(DiffEntry { path, change });
+            let (path, path_base64) = readable(&[b"/", path].concat());
+            self.entries.push(DiffEntry { path, path_base64, change });
         }
         if before.as_ref().or(after.as_ref()).is_some_and(is_dir) || after.as_ref().is_some_and(is_dir) {
             // Of what is on one side alone everything is.

@@ -30,6 +30,9 @@ impl Scrub {
             let Some(relative) = rule.strip_prefix('/').filter(|r| !r.is_empty()) else {
                 return Err(refuse(rule, "a rule is an absolute path".to_owned()));
             };
+            if relative.split('/').any(|name| matches!(name, "." | "..")) {
+                return Err(refuse(rule, "no path in a sandbox has . or .. in it".to_owned()));
+            }
             let glob = GlobBuilder::new(relative.trim_end_matches('/')).literal_separator(true).build();
             set.add(glob.map_err(|e| refuse(rule, e.kind().to_string()))?);
         }
@@ -55,7 +58,7 @@ mod tests {
         let no = ["root/.cached", "root", "home/a/b/.bash_history", ".cache"];
         assert!(yes.iter().all(|p| scrub.matches(p.as_bytes())));
         assert!(!no.iter().any(|p| scrub.matches(p.as_bytes())));
-        for bad in ["", "/", "relative", "/a[", "/{a"] {
+        for bad in ["", "/", "relative", "/a[", "/{a", "/../etc", "/a/./b"] {
             assert!(Scrub::new(&[bad.to_owned()]).is_err(), "{bad}");
         }
         assert!(!Scrub::default().matches(b"x"));

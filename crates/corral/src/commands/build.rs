@@ -3,7 +3,7 @@
 use super::transfer::{Pipe, Upload};
 use crate::cli::BuildArgs;
 use crate::client::{ApiError, Client, Lines, send};
-use crate::output::{print_json_line, print_line};
+use crate::output::{print_json_line, print_line, tell};
 use anyhow::Context as _;
 use corral_api::build::{BuildProgress, BuildQuery};
 use corral_dockerfile::Ignore;
@@ -124,10 +124,10 @@ async fn follow(mut lines: Lines, json: bool) -> anyhow::Result<()> {
             BuildProgress::Failed { problem, .. } => return Err(ApiError::of(problem).into()),
             _ if json => {}
             BuildProgress::Step { number, total, text, cached, .. } => {
-                eprintln!("[{number}/{total}] {}{text}", if cached { "cached " } else { "" });
+                tell(format_args!("[{number}/{total}] {}{text}\n", if cached { "cached " } else { "" }));
             }
-            BuildProgress::Output { text, .. } => eprint!("{text}"),
-            BuildProgress::Note { text } => eprintln!("note: {text}"),
+            BuildProgress::Output { text, .. } => tell(format_args!("{text}")),
+            BuildProgress::Note { text } => tell(format_args!("note: {text}\n")),
         }
     }
     anyhow::bail!("the build broke off before the end")

@@ -3,7 +3,7 @@
 use super::sandboxes::{outcome_text, wire_name};
 use crate::cli::EventsArgs;
 use crate::client::{Client, Lines, fetch, send};
-use crate::output::{print_json_line, print_line, printable};
+use crate::output::{print_json_line, print_line, printable, tell};
 use corral_api::query::EventQuery;
 use corral_api::sandbox::{Event, EventKind, EventPage};
 use std::time::Duration;
@@ -24,7 +24,7 @@ pub async fn events(client: &Client, args: &EventsArgs, json: bool) -> anyhow::R
     loop {
         let page: EventPage = fetch(client.get(&["v1", "events"]).query(&query)).await?;
         if page.gap {
-            eprintln!("corral: older events were dropped");
+            tell(format_args!("corral: older events were dropped\n"));
         }
         let Some(last) = page.events.last().map(|event| event.seq) else { return Ok(()) };
         page.events.iter().try_for_each(|event| print_event(event, json))?;

@@ -3,7 +3,7 @@
 use super::sandboxes;
 use crate::cli::{ExecArgs, LogsArgs, RunArgs};
 use crate::client::{ApiError, Client, Lines, fetch, send};
-use crate::output::{print_error, print_json, print_line};
+use crate::output::{print_error, print_json, print_line, tell};
 use anyhow::Context as _;
 use corral_api::command::{CommandStatus, ExecEvent, ExecResult, ExecSpec, SignalRequest, StreamName};
 use corral_api::ids::CommandId;
@@ -84,7 +84,7 @@ pub async fn run(client: &Client, args: &RunArgs, json: bool) -> anyhow::Result<
         }
     };
     if args.keep {
-        eprintln!("corral: kept sandbox {id}");
+        tell(format_args!("corral: kept sandbox {id}\n"));
     } else if let Err(error) = send(client.delete(&["v1", "sandboxes", &id])).await {
         print_error(json, &error.context(format!("sandbox {id} could not be removed")));
     }
@@ -248,7 +248,7 @@ async fn copy_output(client: &Client, args: &LogsArgs, stream: StreamName) -> an
     let header = |name| response.headers().get(name).and_then(|v| v.to_str().ok());
     if header("corral-truncated") == Some("true") {
         let to = header("corral-dropped-to").unwrap_or("?");
-        eprintln!("corral: a part before offset {to} was dropped");
+        tell(format_args!("corral: a part before offset {to} was dropped\n"));
     }
     // An explicit stream goes to standard output, so that it can be piped.
     let target = if args.stream.is_some() { StreamName::Stdout } else { stream };

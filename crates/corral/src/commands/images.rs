@@ -4,7 +4,7 @@ use super::transfer::{self, Upload};
 use super::{build, delete_each};
 use crate::cli::{ImageCommand, ImportArgs, KindArg, LayerCommand};
 use crate::client::{ApiError, Client, Lines, fetch, fetch_pages, send};
-use crate::output::{bytes, print_json, print_json_line, print_line, print_table, printable, share};
+use crate::output::{bytes, print_json, print_json_line, print_line, print_table, printable, share, tell};
 use anyhow::Context as _;
 use corral_api::catalogue::{GcResult, GcSpec, ImageList, LayerList, LayerUsageList};
 use corral_api::image::{Change, ImageDiff, ImageRecord, ImportProgress};
@@ -318,7 +318,7 @@ impl Show {
         };
         match &self.bar {
             Some(bar) => bar.set_message(text),
-            None if self.plain => eprintln!("{text}"),
+            None if self.plain => tell(format_args!("{text}\n")),
             None => {}
         }
     }

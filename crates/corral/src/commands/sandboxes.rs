@@ -2,7 +2,7 @@
 
 use crate::cli::{CreateArgs, LsArgs, SandboxArgs};
 use crate::client::{ApiError, Client, fetch};
-use crate::output::{bytes, print_error, print_json, print_json_line, print_line, print_table, printable, share};
+use crate::output::{bytes, print_error, print_json, print_json_line, print_line, print_table, printable, share, tell};
 use corral_api::catalogue::{BatchItem, BatchResult, CommandList};
 use corral_api::command::{CommandStatus, Outcome};
 use corral_api::environment::Limits;
@@ -60,7 +60,7 @@ pub async fn make(client: &Client, spec: &SandboxSpec, json: bool) -> anyhow::Re
                 tries += 1;
                 if !json {
                     let (reason, seconds) = (printable(&error.to_string()), wait.as_secs_f64());
-                    eprintln!("corral: {reason}; try {tries} of {CREATE_TRIES} in {seconds:.1} s");
+                    tell(format_args!("corral: {reason}; try {tries} of {CREATE_TRIES} in {seconds:.1} s\n"));
                 }
                 tokio::time::sleep(wait).await;
             }

@@ -6,6 +6,7 @@ use rustix::fs::{FlockOperation, flock};
 use std::fs::{DirBuilder, File, OpenOptions, Permissions};
 use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _, PermissionsExt as _};
 use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
 
 /// A locked data directory. The lock goes with the process, so that a crash leaves none behind.
 #[derive(Debug)]
@@ -74,12 +75,20 @@ fn lock(dir: &Path) -> anyhow::Result<File> {
     let path = dir.join("lock");
     let file = OpenOptions::new().create(true).truncate(false).write(true).open(&path);
     let file = file.with_context(|| format!("cannot open {}", path.display()))?;
-    match flock(&file, FlockOperation::NonBlockingLockExclusive) {
-        Ok(()) => Ok(file),
-        Err(rustix::io::Errno::WOULDBLOCK) => {
-            anyhow::bail!("the data directory {} is in use by another `corral up`", dir.display())
+    // What a daemon that was just killed had forked holds its lock until it executes.
+    const WAIT: Duration = Duration::from_secs(1);
+    let begun = Instant::now();
+    loop {
+        match flock(&file, FlockOperation::NonBlockingLockExclusive) {
+            Ok(()) => return Ok(file),
+            Err(rustix::io::Errno::WOULDBLOCK) if begun.elapsed() < WAIT => {
+                std::thread::sleep(Duration::from_millis(20));
+            }
+            Err(rustix::io::Errno::WOULDBLOCK) => {
+                anyhow::bail!("the data directory {} is in use by another `corral up`", dir.display())
+            }
+            Err(error) => return Err(error).with_context(|| format!("cannot lock {}", path.display())),
         }
-        Err(error) => Err(error).with_context(|| format!("cannot lock {}", path.display())),
     }
 }
 

@@ -64,7 +64,9 @@ pub enum CatalogueError {
     #[error("{0:?} is the last key: create another one before deleting it")]
     LastKey(String),
     /// A name that is not allowed.
-    #[error("{what} name {name:?}: 1–255 printable ASCII characters without quotes, \\, ?, # and %, not a digest")]
+    #[error(
+        "{what} name {name:?}: 1–255 printable ASCII characters without quotes, \\, ?, # and %, not a digest, no empty part, . or .. between slashes, not beginning with - or ."
+    )]
     BadName {
         /// Sort of record.
         what: &'static str,

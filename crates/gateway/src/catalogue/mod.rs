@@ -127,9 +127,25 @@ impl Catalogue {
 /// # Errors
 /// [`CatalogueError::BadName`].
 pub fn check_name(what: &'static str, name: &str) -> Result<(), CatalogueError> {
-    let fine = !name.is_empty()
+    let fine = !name.starts_with(['-', '/', '.'])
+        && !name.split('/').any(|part| matches!(part, "" | "." | ".."))
         && name.len() <= 255
         && !name.starts_with("sha256:")
         && name.chars().all(|c| c.is_ascii_graphic() && !matches!(c, '"' | '\'' | '\\' | '?' | '#' | '%'));
     if fine { Ok(()) } else { Err(CatalogueError::BadName { what, name: name.chars().take(80).collect() }) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names() {
+        for fine in ["a", "a.b", "host:5000/team/image:v1", "demo/base", "_x", "a..b/c-d"] {
+            assert!(check_name("image", fine).is_ok(), "{fine}");
+        }
+        for bad in ["", "-x", ".x", "/x", "x/", "a//b", "../x", "a/../b", "a/./b", "a b", "a?b", "ü", "sha256:1"] {
+            assert!(check_name("image", bad).is_err(), "{bad}");
+        }
+    }
 }

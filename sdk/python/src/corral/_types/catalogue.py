@@ -126,6 +126,8 @@ class DiffEntry:
     """Absolute path."""
     change: Change
     """How it differs."""
+    path_base64: str | None = None
+    """Where the path is not UTF-8: its bytes in Base64; `path` is then only its readable form."""
 
 
 @dataclass(frozen=True, slots=True)
