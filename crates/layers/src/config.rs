@@ -48,7 +48,8 @@ pub struct ImportOptions {
     pub select: Option<String>,
     /// Configuration of a rootfs source; sources with a configuration of their own ignore it.
     pub config: ImageConfig,
-    /// A run of source layers is closed once it has unpacked this many bytes.
+    /// A run of source layers is closed once it has unpacked this many bytes, unless it is the last that an image may
+    /// have.
     pub run_bytes: u64,
     /// Bounds of what is unpacked.
     pub limits: Limits,
@@ -62,14 +63,16 @@ impl ImportOptions {
         self.source_name.clone().unwrap_or_else(|| path.display().to_string())
     }
 
-    /// Defaults under this name: `linux/amd64`, runs of 3 GiB, default limits.
+    /// Defaults under this name: `linux/amd64`, runs of 64 MiB, default limits.
     pub fn named(name: impl Into<String>) -> Self {
         Self {
             name: name.into(),
             platform: "linux/amd64".to_owned(),
             select: None,
             config: ImageConfig::default(),
-            run_bytes: 3 << 30,
+            // What images of a stack share stays a layer of its own, which a node has once: already the smallest bases
+            // of distributions are larger. Layers below this are not worth a mount.
+            run_bytes: 64 << 20,
             limits: Limits::default(),
             source_name: None,
         }

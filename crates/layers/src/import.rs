@@ -60,6 +60,9 @@ impl LayerStore {
     }
 }
 
+/// Most stored layers of an image: each is a lower directory of all its sandboxes.
+const MOST_RUNS: usize = 32;
+
 struct Import<'a> {
     store: &'a LayerStore,
     options: &'a ImportOptions,
@@ -77,7 +80,7 @@ impl Import<'_> {
             let lower: Vec<Digest> = stored.iter().map(|l| l.digest).collect();
             let known: Option<Vec<Digest>> = image.layers[next..].iter().map(|l| l.diff_id).collect();
             if let Some(ids) = &known
-                && let Some((covered, layer)) = chain::find(self.store, &lower, ids, self.options.run_bytes)
+                && let Some((covered, layer)) = chain::find(self.store, &lower, ids, self.run_bytes(stored.len()))
             {
                 (self.progress)(ImportProgress::Stored { digest: layer.digest, bytes: layer.size_bytes });
                 stored.push(LayerRecord { kind: LayerKind::Base, at: "/".to_owned(), ..layer });
@@ -90,7 +93,7 @@ impl Import<'_> {
             let (layer, end) = self.one_run(image, next, &stored, &mut budget)?;
             let chain = Chain { digest: layer.digest, unpacked_bytes: budget.bytes - before };
             if let Some(ids) = &known {
-                chain::remember(self.store, &lower, &ids[..end - next], self.options.run_bytes, &chain)?;
+                chain::remember(self.store, &lower, &ids[..end - next], self.run_bytes(stored.len()), &chain)?;
             }
             stored.push(layer);
             next = end;
@@ -100,6 +103,11 @@ impl Import<'_> {
             tracing::warn!(image = %self.options.name, devices, sockets, "device nodes and sockets were left out");
         }
         Ok(stored)
+    }
+
+    /// What fills the run above so many others; nothing the last one.
+    fn run_bytes(&self, below: usize) -> u64 {
+        if below + 1 < MOST_RUNS { self.options.run_bytes } else { u64::MAX }
     }
 
     /// Applies layers from `first` on until the run is full. Returns the stored layer and the index after the run.
@@ -115,7 +123,8 @@ impl Import<'_> {
         let mut stage = Stage::create(&run, LowerView::open(&files)?).map_err(|e| host_error(e, &run))?;
         let before = budget.bytes;
         let mut next = first;
-        while next < image.layers.len() && (next == first || budget.bytes - before < self.options.run_bytes) {
+        let most = self.run_bytes(below.len());
+        while next < image.layers.len() && (next == first || budget.bytes - before < most) {
             self.apply(&mut stage, image, next, budget)?;
             next += 1;
         }

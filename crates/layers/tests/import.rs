@@ -284,6 +284,18 @@ fn a_hundred_and_twenty_layers_become_few_and_are_reused() {
 }
 
 #[test]
+fn an_image_of_many_layers_becomes_a_bounded_number() {
+    let d = TestDir::new();
+    let store = d.store();
+    let layers: Vec<_> = (0..60).map(|n| tar(&[file(format!("f{n}"), n.to_string())])).collect();
+    let source = archive(&d, "image.tar", &layers);
+    let image = import(&store, &source, &no_collapse()).unwrap();
+    assert_eq!(image.layers.len(), 32);
+    assert_eq!(names(&merged(&d, &store, &image).tree()).len(), 60);
+    assert_eq!(import(&store, &source, &no_collapse()).unwrap(), image);
+}
+
+#[test]
 fn an_equal_layer_twice_in_an_image_is_stacked_once() {
     let d = TestDir::new();
     let store = d.store();
