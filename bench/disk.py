@@ -15,6 +15,8 @@ GIB = 1 << 30
 SIZE = 48 * GIB
 # What is left of the machine's own disk at any time.
 RESERVE = 8 * GIB
+# Less would not take what an arm writes.
+LEAST = 16 * GIB
 
 
 class Disk:
@@ -31,8 +33,8 @@ class Disk:
             shutil.rmtree(self.directory)
         self.at.mkdir(parents=True)
         size = min(SIZE, shutil.disk_usage(self.directory).free - RESERVE)
-        if size < GIB:
-            raise Failed("too little room on the disk for the burst")
+        if size < LEAST:
+            raise Failed(f"too little room for the burst: {(LEAST + RESERVE) >> 30} GiB must be free")
         file = self.directory / "disk"
         with open(file, "wb") as made:
             made.truncate(size)

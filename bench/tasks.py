@@ -232,7 +232,7 @@ func main() {
 	}
 }
 """,
-            command="go vet main.go\ngo run main.go",
+            command="go vet main.go",
         ),
     ),
     Image(
