@@ -61,7 +61,12 @@ def _go(*, name: str, text: str, command: str) -> str:
 
 def _java(text: str, jars: str, run: str = "Task") -> str:
     there = f'for jar in $(echo {jars} | tr : " "); do test -e $jar; done\n'
-    return _write("Task.java", text) + there + f"javac -cp {jars} Task.java\njava -cp .:{jars} {run} | tee out\n"
+    return (
+        QUICK_JAVA
+        + _write("Task.java", text)
+        + there
+        + f"javac -cp {jars} Task.java\njava -cp .:{jars} {run} | tee out\n"
+    )
 
 
 def _cpp(text: str, compiler: str = "g++", flags: str = "") -> str:
@@ -69,6 +74,8 @@ def _cpp(text: str, compiler: str = "g++", flags: str = "") -> str:
 
 
 JARS = "/usr/share/java"
+# What is set for programs that end soon.
+QUICK_JAVA = "export JAVA_TOOL_OPTIONS='-XX:TieredStopAtLevel=1 -XX:+UseSerialGC'\n"
 
 IMAGES = [
     Image(
@@ -239,24 +246,20 @@ func main() {
         "go-yaml",
         ("golang-github-gorilla-mux-dev", "golang-github-prometheus-client-golang-dev", "golang-gopkg-yaml.v3-dev"),
         _go(
-            name="task_test.go",
+            name="main.go",
             text="""
-package task
+package main
 
-import (
-	"testing"
+import "gopkg.in/yaml.v3"
 
-	"gopkg.in/yaml.v3"
-)
-
-func TestYaml(t *testing.T) {
+func main() {
 	got := map[string][]int{}
 	if err := yaml.Unmarshal([]byte("a: [1, 2, 3]"), &got); err != nil || len(got["a"]) != 3 {
-		t.Fatal("wrong")
+		panic("wrong")
 	}
 }
 """,
-            command="go test task_test.go",
+            command="go build -o task main.go\n./task",
         ),
     ),
     Image(
@@ -298,7 +301,8 @@ public class Task {
     Image(
         "java-ant",
         ("ant", "ivy", "groovy"),
-        _write(
+        QUICK_JAVA
+        + _write(
             "build.xml",
             """
 <project default="compile">
