@@ -112,7 +112,8 @@ def remove_stale(parent: Path) -> None:
     for directory in parent.glob("run-*"):
         pid = directory.name.removeprefix("run-")
         if not Path("/proc", pid).exists():
-            for marker in directory.glob("*/node-id"):
-                release(directory, f"corral-{marker.read_text().strip()}")
+            for depth in ("*", "*/*", "*/*/at/*"):
+                for marker in directory.glob(f"{depth}/node-id"):
+                    release(directory, f"corral-{marker.read_text().strip()}")
             release(directory, "corral-bench-docker")
             shutil.rmtree(directory, ignore_errors=True)

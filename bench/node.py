@@ -10,6 +10,7 @@ import shutil
 import socket
 import subprocess
 import time
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ from process import Failed, kill_group, run, say, stop
 class Node:
     """A gateway and node with a data directory of its own."""
 
-    def __init__(self, libexec: Path, load: Path, directory: Path, archive: Path, *options: str) -> None:
+    def __init__(self, libexec: Path, load: Path, directory: Path, archive: Path | None, *options: str) -> None:
         self.libexec, self.load, self.directory, self.archive = libexec, load, directory, archive
         self.options = options
         self.process: subprocess.Popen[bytes] | None = None
@@ -30,7 +31,7 @@ class Node:
         self.imported = False
 
     def start(self) -> None:
-        """Starts it, unless it runs, and imports the image the first time."""
+        """Starts it, unless it runs, and imports the image the first time, where there is one."""
         if self.process is not None:
             return
         with socket.socket() as probe:
@@ -56,17 +57,26 @@ class Node:
         ready = json.loads(self._first_line(self.process, 120))
         self.node_id = ready["node_id"]
         self.key = ready["key"] or self.key
-        if not self.imported:
+        if self.archive is not None and not self.imported:
             say("importing the image into Corral")
             self.import_image("bench", self.archive)
             self.imported = True
 
     def import_image(self, name: str, archive: Path) -> None:
         """Imports a tar of a root file system."""
-        connection = http.client.HTTPConnection(self.address, timeout=120)
+        with open(archive, "rb") as body:
+            self.import_stream(name, "rootfs", body, archive.stat().st_size)
+
+    def import_stream(self, name: str, kind: str, body: Iterable[bytes], length: int) -> None:
+        """Imports a tar of a root file system (`rootfs`), or what `docker save` writes (`archive`)."""
+        connection = http.client.HTTPConnection(self.address, timeout=600)
         try:
-            headers = {"authorization": f"Bearer {self.key}", "content-type": "application/x-tar"}
-            connection.request("PUT", f"/v1/images/{name}?kind=rootfs", archive.read_bytes(), headers)
+            headers = {
+                "authorization": f"Bearer {self.key}",
+                "content-type": "application/x-tar",
+                "content-length": str(length),
+            }
+            connection.request("PUT", f"/v1/images/{name}?kind={kind}", body, headers)
             answer = connection.getresponse()
             for line in iter(answer.readline, b""):
                 # An error status brings a problem document, which has no event.

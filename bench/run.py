@@ -26,11 +26,13 @@ import host
 import results
 import rootfs
 from bare import Bare
+from burst import Burst
 from engine import Engine
 from layers import Layers
 from node import Node
 from process import Failed, run, say
 from results import Found
+from tasks import STACKS
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 TARGET = REPOSITORY / "target/bench"
@@ -48,9 +50,11 @@ class Sizes:
     execs: tuple[int, int] = (200, 2000)
     live: int = 3200
     most: int = 8000
+    turns: int = 3
+    images: int = 20
 
 
-QUICK = Sizes(2, 64, 8, 1, 5, (20, 200), 100, 200)
+QUICK = Sizes(2, 64, 8, 1, 5, (20, 200), 100, 200, 1, 5)
 IN_FLIGHT = 32
 DOCKER_IN_FLIGHT = (1, 4, 8, 16)
 
@@ -73,6 +77,7 @@ class Bench:
         self.node = Node(libexec, load, directory / "node", archive, f"--max-live={2 * sizes.most}")
         self.layers = Layers(libexec, load, directory / "layers", archive, sizes.samples)
         self.engine = Engine(load, directory / "docker", archive)
+        self.burst = Burst(libexec, load, directory / "burst", sizes.turns, sizes.images)
         self.bare = Bare(REPOSITORY, TARGET / "barelaunch", directory / "rootfs", directory / "bare")
 
     @staticmethod
@@ -222,11 +227,23 @@ class Bench:
         """What a second image on the same base adds to a store."""
         return self.layers.dedupe()
 
+    def bursts(self) -> dict[str, Found]:
+        """A burst over many images on a cold node, against pulling them whole and against Docker."""
+        self.engine.remove()
+        self.node.stop()
+        return self.burst.measure()
+
 
 def _ratio(ours: list[float], baseline: list[float]) -> Found:
     return Found(statistics.median(ours) / statistics.median(baseline), ours, baseline)
 
 
+BURST = (
+    "lazy_vs_pull_time",
+    "lazy_vs_docker_time",
+    "lazy_vs_docker_writes",
+    *(f"fraction_read_{stack}" for stack in STACKS),
+)
 GROUPS: list[tuple[Callable[[Bench], dict[str, Found]], tuple[str, ...]]] = [
     (Bench.latency, ("create_p50_ms", "first_command_p50_ms", "exec_true_p50_ms")),
     (Bench.exec_rate, ("execs_per_s",)),
@@ -238,6 +255,7 @@ GROUPS: list[tuple[Callable[[Bench], dict[str, Found]], tuple[str, ...]]] = [
     (Bench.changes, ("pack_diff_ms", "fork_first_command_p50_ms", "rollback_p50_ms")),
     (Bench.reads, ("warm_seq_vs_erofs", "warm_random_vs_erofs", "lazy_warm_vs_erofs")),
     (Bench.dedupe, ("dedupe_second_image_ratio",)),
+    (Bench.bursts, BURST),
 ]
 
 
