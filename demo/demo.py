@@ -167,7 +167,8 @@ async def run(client: corral.AsyncClient, local: Ingredients, count: int) -> tup
         print(phase.row())
     each = max(0, *(b - a for b, a in zip(before, after, strict=True))) / max(1, len(sandboxes))
     print(f"\n    suites passed      {len(counts)} of {count}, {sum(counts):,} tests in all")
-    print(f"    host memory        {mib(each)} for each sandbox (fall of MemAvailable or MemFree)")
+    told = f"{mib(each)} for each sandbox (fall of MemAvailable or MemFree)"
+    print(f"    host memory        {told if each else 'not measurable: others gave back more than these took'}")
     print(f"    shared layers      {layers} layers, stored once: {mib(stored)}; copied for each: {mib(stored * count)}")
     for problem in problems[:5]:
         print("    failed:", problem, file=sys.stderr)

@@ -241,6 +241,16 @@ def test_a_session_remembers(box: corral.Sandbox) -> None:
         assert shell.run("", timeout=30).exit_code == 0
 
 
+@pytest.mark.parametrize("broken", ['echo "it is', "echo 'it is", "echo $((", "if", "cat <<END", "printf() { :; }"])
+def test_a_session_goes_on_after_what_cannot_be_read(debian_box: corral.Sandbox, broken: str) -> None:
+    session = debian_box.session(shell="/bin/bash")
+    assert session.run("X=kept").ok
+    session.run(broken)
+    after = session.run("command printf '%s\\n' $X")
+    assert (after.exit_code, after.stdout, after.stderr) == (0, "kept\n", "")
+    assert session.run("false").exit_code == 1
+
+
 def test_a_sessions_output_is_read_while_it_runs(box: corral.Sandbox) -> None:
     with box.session() as shell, ThreadPoolExecutor(1) as pool:
         shell.run("echo before")

@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import shutil
+import stat
 import subprocess
 import uuid
 from collections.abc import Callable, Iterator
@@ -114,12 +115,22 @@ def test_it_comes_back_as_it_was(
         client.images.delete(again)
 
 
-def test_by_the_command_line(server: Server, exported: tuple[str, Path], tmp_path: Path) -> None:
+def test_by_the_command_line(server: Server, client: corral.Client, exported: tuple[str, Path], tmp_path: Path) -> None:
     name, archive = exported
     done = server.cli("image", "export", name, "-o", str(tmp_path / "again.tar"))
     assert (done.returncode, done.stdout, done.stderr) == (0, b"", b"")
     assert (tmp_path / "again.tar").read_bytes() == archive.read_bytes()
     assert server.cli("image", "export", name).stdout == archive.read_bytes()
+    # What is no file takes the bytes, and a link stays one.
+    device, link = tmp_path / "null", tmp_path / "link.tar"
+    os.mknod(device, 0o666 | stat.S_IFCHR, os.makedev(1, 3))
+    link.symlink_to("again.tar")
+    assert server.cli("image", "export", name, "-o", str(device)).returncode == 0
+    client.images.export(name, device)
+    assert stat.S_ISCHR(device.lstat().st_mode)
+    assert server.cli("image", "export", name, "-o", str(link)).returncode == 0
+    assert link.is_symlink()
+    link.unlink()
     missing = server.cli("image", "export", "none", "-o", str(tmp_path / "none.tar"))
     assert missing.returncode == 1
     assert b"none" in missing.stderr

@@ -73,6 +73,18 @@ def test_files_that_the_kernel_makes_up(box: corral.Sandbox) -> None:
     assert box.files.read_bytes("/proc/version", offset=6, length=7) == version[6:13] == b"version"
 
 
+def test_what_a_sandbox_arranges_is_not_the_platforms_failure(box: corral.Sandbox) -> None:
+    """A failed run must not be made to look like one of the infrastructure."""
+    box.exec("ln -s /proc/1/mem /tmp/result", check=True)
+    with pytest.raises(corral.CorralError) as read:
+        box.files.read_bytes("/tmp/result")
+    with pytest.raises(corral.CorralError) as moved:
+        box.files.move("/dev/null", "/tmp/null")
+    for caught in (read.value, moved.value):
+        assert not caught.infra_failed, caught
+        assert not caught.retryable, caught
+
+
 def test_bytes_that_are_no_text_are_told_or_refused(server: Server, box: corral.Sandbox) -> None:
     box.exec("mkdir /tmp/d && ln -s $(printf '/caf\\351') $(printf '/tmp/d/l\\351')", check=True)
     [entry] = box.files.list("/tmp/d")

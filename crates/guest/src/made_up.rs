@@ -1,6 +1,6 @@
 //! Files that the kernel makes up as they are read: they have no size, or a wrong one.
 
-use crate::paths::{io_failed, refused};
+use crate::paths::refused;
 use crate::protocol::{OpError, OpErrorKind};
 use std::fs::File;
 use std::io::Read;
@@ -20,7 +20,10 @@ pub fn holds(file: impl AsFd) -> bool {
 /// Its bytes, read in one go: another read may find others.
 pub fn read(path: &str, file: &mut File) -> Result<Vec<u8>, OpError> {
     let mut bytes = Vec::new();
-    file.take(MOST + 1).read_to_end(&mut bytes).map_err(|e| io_failed(path, &e))?;
+    // Whatever it says, neither the disk nor the platform has failed.
+    let refuse =
+        |e: std::io::Error| refused(OpErrorKind::WrongType, path, &format!("the kernel does not give it: {e}"));
+    file.take(MOST + 1).read_to_end(&mut bytes).map_err(refuse)?;
     if bytes.len() as u64 > MOST {
         let why = "the kernel makes it up and it has more than 16 MiB: read what you need with a command";
         return Err(refused(OpErrorKind::WrongType, path, why));

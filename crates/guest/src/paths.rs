@@ -39,6 +39,8 @@ pub fn failed(path: &str, errno: Errno) -> OpError {
         Errno::AGAIN => (K::Busy, "a lease is held on it, or it is renamed all the time: try again"),
         Errno::NOMEM | Errno::MFILE | Errno::NFILE => (K::Limit, "a limit is reached"),
         Errno::NXIO | Errno::NODEV => (K::WrongType, "it is not a regular file"),
+        Errno::OPNOTSUPP => (K::WrongType, "it is of a type that this cannot be done with"),
+        Errno::BUSY | Errno::TXTBSY => (K::Denied, "it is in use: a mount point, or a program that runs"),
         _ => return OpError { kind: K::Failed, message: format!("{path}: {errno}") },
     };
     OpError { kind, message: format!("{path}: {what}") }

@@ -115,7 +115,8 @@ fn copy_one(from_dir: &OwnedFd, from_name: &CStr, to_dir: &OwnedFd, to_name: &CS
             fs::fchmod(&target, mode)?;
         }
         FileType::Fifo => fs::mknodat(to_dir, to_name, FileType::Fifo, mode, 0)?,
-        _ => return Err(io::Error::other("sockets and devices cannot be copied")),
+        // Sockets and devices.
+        _ => return Err(rustix::io::Errno::OPNOTSUPP.into()),
     }
     let owner = (fs::Uid::from_raw(stat.st_uid), fs::Gid::from_raw(stat.st_gid));
     // Only root may give a file away; for others the copy is theirs.

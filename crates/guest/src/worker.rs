@@ -58,8 +58,11 @@ fn perform(op: Op, socket: &mut UnixStream) -> std::io::Result<()> {
         Op::TarOut { path } => match files::stat(&path) {
             Ok(status) => {
                 answer(socket, &Ok(Some(status.into())))?;
-                // After the first byte a failure shows as a stream without its end.
-                return archive::send(&path, socket).map_err(|e| std::io::Error::other(e.message));
+                // After the first byte a failure shows as a stream without its end; the node is told why.
+                return match archive::send(&path, socket) {
+                    Ok(()) => Ok(()),
+                    Err(error) => answer(socket, &Err(error)),
+                };
             }
             Err(error) => Err(error),
         },

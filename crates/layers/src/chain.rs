@@ -50,6 +50,7 @@ pub(crate) fn find(
         let ended = || diff_ids.get(covered).and_then(|follows| read((ids, Some(*follows))));
         if let Some(chain) = whole.or_else(ended)
             && let Ok(layer) = store.get(&chain.digest)
+            && store.holds(&chain.digest)
         {
             return Some((covered, layer));
         }

@@ -168,7 +168,7 @@ pub(crate) fn open(
     work: &Path,
     cancel: &CancelFlag,
 ) -> Result<OpenedImage, ImportError> {
-    match source {
+    let opened = match source {
         ImageSource::Registry { reference, auth, plain_http } => {
             registry::open(reference, auth, *plain_http, options, config, work, cancel)
         }
@@ -176,7 +176,19 @@ pub(crate) fn open(
         ImageSource::OciLayout(path) => layout::open(&layout::Directory::new(path), options, options.shown(path)),
         ImageSource::RootfsTar(path) => Ok(rootfs(path, Content::File(path.clone()), options)),
         ImageSource::RootfsDir(path) => Ok(rootfs(path, Content::Directory(path.clone()), options)),
+    }?;
+    if fits(&opened.platform, &options.platform) {
+        return Ok(opened);
     }
+    let platform = format!("{}: it is for {}", options.platform, opened.platform);
+    Err(ImportError::NoPlatform { source_name: opened.name, platform })
+}
+
+/// Whether an image's platform is the one asked for. A variant counts where both name one.
+fn fits(found: &str, wanted: &str) -> bool {
+    let parts = |text: &str| text.split('/').map(str::to_owned).collect::<Vec<_>>();
+    let (found, wanted) = (parts(found), parts(wanted));
+    wanted.len() >= 2 && wanted.iter().all(|w| !w.is_empty()) && found.iter().zip(&wanted).all(|(f, w)| f == w)
 }
 
 fn rootfs(path: &Path, content: Content, options: &ImportOptions) -> OpenedImage {

@@ -32,6 +32,8 @@ fn an_export_is_the_image_again() {
         entry(b'6', "pipe").mode(0o622).owner(1, 2),
         file(&long, "long"),
         symlink("longlink", "t".repeat(300)).gnu(),
+        symlink("odd", "//x//y/./z"),
+        symlink("top", "/"),
         file("gone/a", "a"),
         file("hidden/b", "b"),
         file("stays/c", vec![7; 100_000]),
@@ -51,7 +53,9 @@ fn an_export_is_the_image_again() {
     let again = import(&store, &ImageSource::Archive(d.write("exported.tar", &bytes)), &no_collapse()).unwrap();
     assert_eq!(again.config, image.config);
     assert_eq!(again.layers, image.layers, "down to the layers' digests");
-    assert_eq!(merged(&d, &store, &again).tree(), merged(&d, &store, &image).tree());
+    let tree = merged(&d, &store, &again).tree();
+    assert_eq!((&tree["odd"].data[..], &tree["top"].data[..]), (&b"//x//y/./z"[..], &b"/"[..]));
+    assert_eq!(tree, merged(&d, &store, &image).tree());
 }
 
 #[test]
@@ -66,6 +70,13 @@ fn what_an_archive_cannot_say_is_refused() {
     let refused = exported(&store, &image).unwrap_err();
     assert_eq!(refused.kind(), ErrorKind::InvalidRequest);
     assert!(refused.to_string().contains("/a/.wh.file"), "{refused}");
+    std::fs::remove_file(tree.join("a/.wh.file")).unwrap();
+    std::fs::write(tree.join("a/f"), "").unwrap();
+    rustix::fs::setxattr(tree.join("a/f"), "user.a=b", b"1", rustix::fs::XattrFlags::empty()).unwrap();
+    let packed = store.pack_tree(&tree, &corral_layers::Scrub::default(), &CancelFlag::new()).unwrap();
+    let odd = ImageRecord::new("x".into(), Default::default(), vec![packed.layer]);
+    let refused = exported(&store, &odd).unwrap_err().to_string();
+    assert!(refused.contains("user.a=b") && refused.contains("/a/f"), "{refused}");
     let mut absent = image.clone();
     absent.layers[0].digest = corral_api::digest::Digest::of(b"none");
     assert_eq!(exported(&store, &absent).unwrap_err().kind(), ErrorKind::NotFound);

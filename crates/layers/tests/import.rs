@@ -316,6 +316,33 @@ fn large_layers_stay_apart_and_what_lies_between_is_collapsed() {
 }
 
 #[test]
+fn a_damaged_layer_is_made_again_by_an_import() {
+    let d = TestDir::new();
+    let store = d.store();
+    let source = archive(&d, "image.tar", &[tar(&[file("f", vec![7; 50_000])])]);
+    let image = import(&store, &source, &options()).unwrap();
+    let data = store.dir_of(&image.layers[0].digest).join("data");
+    std::fs::write(&data, vec![8; std::fs::metadata(&data).unwrap().len() as usize]).unwrap();
+    assert!(store.verify(&image.layers[0].digest).is_err());
+    assert_eq!(import(&store, &source, &options()).unwrap(), image);
+    store.verify(&image.layers[0].digest).unwrap();
+}
+
+#[test]
+fn an_image_of_another_platform_is_refused() {
+    let d = TestDir::new();
+    let store = d.store();
+    let source = archive(&d, "image.tar", &[tar(&[file("f", "1")])]);
+    for platform in ["linux/arm64", "bogus", "linux/", "windows/amd64"] {
+        let wanted = ImportOptions { platform: platform.to_owned(), ..options() };
+        let refused = import(&store, &source, &wanted).unwrap_err().to_string();
+        assert!(refused.contains(&format!("no image for platform {platform}: it is for linux/amd64")), "{refused}");
+    }
+    let variant = ImportOptions { platform: "linux/amd64/v2".to_owned(), ..options() };
+    assert_eq!(import(&store, &source, &variant).unwrap().platform, "linux/amd64");
+}
+
+#[test]
 fn no_image_becomes_many_layers() {
     let d = TestDir::new();
     let store = d.store();

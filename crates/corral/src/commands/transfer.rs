@@ -87,6 +87,16 @@ impl Upload {
 /// The answer breaks off, or the file cannot be written.
 pub async fn save(mut response: Response, to: &Path, mode: Option<u32>) -> anyhow::Result<()> {
     let wrote = || format!("cannot write {}", to.display());
+    // A link stays a link, and what is no file takes the bytes as they come.
+    let followed = std::fs::canonicalize(to).unwrap_or_else(|_| to.to_owned());
+    let to = followed.as_path();
+    if to.metadata().is_ok_and(|found| !found.is_file()) {
+        let mut file = tokio::fs::OpenOptions::new().write(true).open(to).await.with_context(wrote)?;
+        while let Some(chunk) = response.chunk().await.context("the answer broke off")? {
+            file.write_all(&chunk).await.with_context(wrote)?;
+        }
+        return file.flush().await.with_context(wrote);
+    }
     let parent = to.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."));
     let usual = Permissions::from_mode(0o666);
     let part =

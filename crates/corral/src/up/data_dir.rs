@@ -8,6 +8,9 @@ use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _, PermissionsExt as 
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
+/// The file that is locked; it also tells that a directory is Corral's.
+const LOCK: &str = "lock";
+
 /// A locked data directory. The lock goes with the process, so that a crash leaves none behind.
 #[derive(Debug)]
 pub struct DataDir {
@@ -56,6 +59,12 @@ fn close_to_others(dir: &Path) -> anyhow::Result<()> {
     if found.uid() != own {
         anyhow::bail!("the data directory {} belongs to uid {}, not to {own}", dir.display(), found.uid());
     }
+    let strange = |name: &std::ffi::OsStr| name != "lost+found";
+    let entries = std::fs::read_dir(dir).with_context(|| format!("cannot read {}", dir.display()))?;
+    let holds_other = entries.filter_map(Result::ok).any(|entry| strange(&entry.file_name()));
+    if holds_other && !dir.join(LOCK).exists() {
+        anyhow::bail!("{} is not empty and no data directory of Corral: choose an empty or new one", dir.display());
+    }
     let mode = found.mode() & 0o7777;
     if mode & 0o022 != 0 {
         anyhow::bail!(
@@ -72,7 +81,7 @@ fn close_to_others(dir: &Path) -> anyhow::Result<()> {
 }
 
 fn lock(dir: &Path) -> anyhow::Result<File> {
-    let path = dir.join("lock");
+    let path = dir.join(LOCK);
     let file = OpenOptions::new().create(true).truncate(false).write(true).open(&path);
     let file = file.with_context(|| format!("cannot open {}", path.display()))?;
     // What a daemon that was just killed had forked holds its lock until it executes.
@@ -109,5 +118,14 @@ mod tests {
         std::fs::set_permissions(&path, Permissions::from_mode(0o1777)).unwrap();
         let refused = DataDir::open(&path).unwrap_err().to_string();
         assert!(refused.contains("writable by others (mode 1777)"), "{refused}");
+        let other = dir.path().join("other");
+        std::fs::create_dir_all(other.join("lost+found")).unwrap();
+        drop(DataDir::open(&other).unwrap());
+        std::fs::remove_file(other.join(LOCK)).unwrap();
+        std::fs::write(other.join("precious"), "").unwrap();
+        std::fs::set_permissions(&other, Permissions::from_mode(0o755)).unwrap();
+        let refused = DataDir::open(&other).unwrap_err().to_string();
+        assert!(refused.contains("no data directory of Corral"), "{refused}");
+        assert_eq!(mode(&other), 0o755, "it stays as it was");
     }
 }

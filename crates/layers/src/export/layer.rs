@@ -8,7 +8,7 @@ use crate::walk::{self, Entry, Visitor, Xattr, is_opaque};
 use rustix::fs::FileType;
 use std::collections::HashMap;
 use std::ffi::OsStr;
-use std::io::{self, Write};
+use std::io::{self, Read, Write};
 use std::os::unix::ffi::OsStrExt as _;
 use std::path::Path;
 
@@ -19,19 +19,20 @@ const OPAQUE_FILE: &[u8] = b".wh..wh..opq";
 
 /// Writes a layer. Equal layers give equal bytes.
 pub(super) fn write(view: &LowerView, out: impl Write, cancel: &CancelFlag) -> Result<(), ImportError> {
-    let mut writer = Writer { tar: tar::Builder::new(out), linked: HashMap::new() };
+    let mut writer = Writer { tar: tar::Builder::new(out), linked: HashMap::new(), cancel };
     walk::walk(&view.top(), &mut writer, cancel)?;
     let ended = writer.tar.into_inner().and_then(|mut out| out.flush());
     ended.map_err(|e| ImportError::io("write", Path::new("a layer"), e))
 }
 
-struct Writer<W: Write> {
+struct Writer<'a, W: Write> {
+    cancel: &'a CancelFlag,
     tar: tar::Builder<W>,
     /// The first name of files with more than one.
     linked: HashMap<(u64, u64), Vec<u8>>,
 }
 
-impl<W: Write> Visitor for Writer<W> {
+impl<W: Write> Visitor for Writer<'_, W> {
     fn wants(&mut self, _path: &[u8]) -> bool {
         true
     }
@@ -87,7 +88,7 @@ fn named(entry: &Entry<'_>) -> Result<Vec<u8>, ImportError> {
     Ok(entry.path.to_vec())
 }
 
-impl<W: Write> Writer<W> {
+impl<W: Write> Writer<'_, W> {
     /// An empty file that stands for a deletion.
     fn stand_in(&mut self, entry: &Entry<'_>, name: &[u8]) -> Result<(), ImportError> {
         let mut header = tar::Header::new_gnu();
@@ -98,6 +99,26 @@ impl<W: Write> Writer<W> {
         header.set_uid(0);
         header.set_gid(0);
         self.tar.append_data(&mut header, path_of(name), io::empty()).map_err(|e| entry.failed(e))
+    }
+
+    /// A link with its target as it is: `append_link` would tidy it.
+    fn link(&mut self, header: &mut tar::Header, name: &[u8], target: &[u8]) -> io::Result<()> {
+        /// Longest target in a header.
+        const SHORT: usize = 100;
+        if target.len() > SHORT {
+            let mut long = tar::Header::new_gnu();
+            long.as_mut_bytes()[..13].copy_from_slice(b"././@LongLink");
+            long.set_entry_type(tar::EntryType::GNULongLink);
+            long.set_mode(0o644);
+            long.set_uid(0);
+            long.set_gid(0);
+            long.set_mtime(0);
+            long.set_size(target.len() as u64 + 1);
+            long.set_cksum();
+            self.tar.append(&long, target.chain(&b"\0"[..]))?;
+        }
+        header.set_link_name_literal(&target[..target.len().min(SHORT)])?;
+        self.tar.append_data(header, path_of(name), io::empty())
     }
 
     fn put(
@@ -116,7 +137,7 @@ impl<W: Write> Writer<W> {
             extensions.push(("mtime".into(), format!("{seconds}.{nanoseconds:09}").into_bytes()));
         }
         for (name, value) in xattrs.iter().filter(|(name, _)| keeps_xattr(name)) {
-            extensions.push((format!("SCHILY.xattr.{}", String::from_utf8_lossy(name)), value.clone()));
+            extensions.push((format!("SCHILY.xattr.{}", attribute(entry, name)?), value.clone()));
         }
         if !extensions.is_empty() {
             let extensions = extensions.iter().map(|(name, value)| (name.as_str(), value.as_slice()));
@@ -134,13 +155,37 @@ impl<W: Write> Writer<W> {
             header.set_device_minor(rustix::fs::minor(stat.st_rdev)).map_err(failed)?;
         }
         match target {
-            Some(target) => self.tar.append_link(&mut header, path_of(name), path_of(target)).map_err(failed),
+            Some(target) => self.link(&mut header, name, target).map_err(failed),
             None if kind == tar::EntryType::Regular => {
                 header.set_size(stat.st_size as u64);
-                self.tar.append_data(&mut header, path_of(name), entry.open()?).map_err(failed)
+                let content = Cancellable { inner: entry.open()?, cancel: self.cancel };
+                let put = self.tar.append_data(&mut header, path_of(name), content);
+                put.map_err(|e| if self.cancel.is_cancelled() { ImportError::Cancelled } else { failed(e) })
             }
             None => self.tar.append_data(&mut header, path_of(name), io::empty()).map_err(failed),
         }
+    }
+}
+
+/// The name of an attribute, which must not mean something else in an archive.
+fn attribute<'n>(entry: &Entry<'_>, name: &'n [u8]) -> Result<&'n str, ImportError> {
+    let text = std::str::from_utf8(name).ok().filter(|name| !name.contains(['=', '\n']));
+    text.ok_or_else(|| {
+        let (path, name) = (String::from_utf8_lossy(entry.path), String::from_utf8_lossy(name));
+        let text = format!("the image cannot be exported: no archive can hold the attribute {name:?} of /{path}");
+        ImportError::InvalidRequest(text)
+    })
+}
+
+/// A file that ends with an error when the work is given up.
+struct Cancellable<'a, R> {
+    inner: R,
+    cancel: &'a CancelFlag,
+}
+
+impl<R: Read> Read for Cancellable<'_, R> {
+    fn read(&mut self, out: &mut [u8]) -> io::Result<usize> {
+        if self.cancel.is_cancelled() { Err(io::Error::other("given up")) } else { self.inner.read(out) }
     }
 }
 

@@ -44,6 +44,11 @@ impl LayerStore {
         Ok(layer)
     }
 
+    /// Whether a layer is there and, as far as it is here, sound. One that is not is made again.
+    pub(crate) fn holds(&self, digest: &Digest) -> bool {
+        !self.is_complete(digest).unwrap_or(false) || self.check(digest).is_ok()
+    }
+
     /// Whether the whole layer is there and untouched, or touched but still itself.
     fn holds_sound(&self, digest: &Digest) -> bool {
         self.stored(digest).is_ok() && self.is_complete(digest).unwrap_or(false) && self.check(digest).is_ok()

@@ -257,10 +257,12 @@ fn last_report(text: &str, command: &CommandId) -> Option<Report> {
 fn script(id: &CommandId, command: &str) -> String {
     let control = corral_keeper::CONTROL_FD;
     let quoted = command.replace('\'', "'\\''");
-    // `command` keeps a syntax error from ending a POSIX shell, for which eval is a special built-in.
+    // `command` keeps a syntax error from ending a POSIX shell, for which eval is a special built-in, and finds the
+    // built-in printf behind a function of that name. The empty line is for bash: after text that ends within a quote
+    // it does not know the first word as a reserved one.
     format!(
-        "{{ printf '{id} begun\\n' >&{control}\n{{ command eval '{quoted}\n'; }} {control}>&- </dev/null\n\
-         printf '{id} %d\\n' \"$?\" >&{control}; }}\n"
+        "\n{{ command printf '{id} begun\\n' >&{control}\n{{ command eval '{quoted}\n'; }} {control}>&- </dev/null\n\
+         command printf '{id} %d\\n' \"$?\" >&{control}; }}\n"
     )
 }
 

@@ -98,7 +98,9 @@ fn range(headers: &HeaderMap) -> Option<Part> {
     let text = headers.get(header::RANGE)?.to_str().ok()?.strip_prefix("bytes=")?;
     let (first, last) = text.split_once('-')?;
     // The standard's digits only: a parser of numbers also takes a sign.
-    let number = |text: &str| text.bytes().all(|b| b.is_ascii_digit()).then(|| text.parse::<u64>().ok()).flatten();
+    // A number beyond all sizes is as good as the largest.
+    let digits = |text: &str| !text.is_empty() && text.bytes().all(|b| b.is_ascii_digit());
+    let number = |text: &str| digits(text).then(|| text.parse::<u64>().unwrap_or(u64::MAX));
     match (first, last) {
         ("", last) => number(last).map(Part::Last),
         (first, "") => number(first).map(|first| Part::From(first, None)),
@@ -174,7 +176,10 @@ fn data(
             }
             Ok(None) if left.is_none() => Ok(None),
             Ok(None) => Err(std::io::Error::other("the file became shorter while it was read")),
-            Err(error) => Err(std::io::Error::other(error)),
+            Err(error) => {
+                tracing::warn!(%error, "an answer with a sandbox's files breaks off");
+                Err(std::io::Error::other(error))
+            }
         }
     })
 }
@@ -334,6 +339,7 @@ mod tests {
         assert_eq!(of("bytes=0-0"), Some(Part::From(0, Some(1))));
         assert_eq!(of("bytes=-5"), Some(Part::Last(5)));
         assert_eq!(of("bytes=0-18446744073709551615"), Some(Part::From(0, None)));
+        assert_eq!(of("bytes=99999999999999999999999-"), Some(Part::From(u64::MAX, None)));
         for ignored in ["bytes=5-2", "bytes=-", "bytes=--5", "bytes=+1-2", "items=1-2", "bytes=a-b", "bytes=0-1,3-4"] {
             assert_eq!(of(ignored), None, "{ignored}");
         }

@@ -105,6 +105,10 @@ impl FileWorker {
         match self.receive().await? {
             (Kind::Data, bytes) => Ok(Some(bytes)),
             (Kind::End, _) => Ok(None),
+            (Kind::Result, bytes) => match postcard::from_bytes::<Outcome>(&bytes) {
+                Ok(Err(error)) => Err(RuntimeError::File(error)),
+                _ => Err(RuntimeError::Worker("it sent nonsense")),
+            },
             _ => Err(RuntimeError::Worker("it sent nonsense")),
         }
     }
