@@ -188,28 +188,32 @@ class Bench:
         }
 
     def most(self) -> dict[str, Found]:
-        """How many can be live at once, up to a number; what gave way first."""
+        """How many can be live at once, up to a number; what gave way first. Daemons start and end with each turn."""
         count = self.sizes.most
-        say(f"{count} live, once")
         self.engine.remove()
         self.node.start()
-        self.node.stop()
-        before = host.settled_memory()
-        reached, note = count, ""
-        try:
-            held = self.node.hold(count, IN_FLIGHT, 580)
-            after = host.settled_memory()
-            held.close()
-            each = max(b - a for b, a in zip(before, after, strict=True)) / count
-            seconds = held.figures["create_seconds"]
-            note = f"nothing gave way: created in {seconds:.0f} s, all answered a command, {each:.0f} KiB each"
-        except Failed as failure:
-            reached, note = self.node.live(), f"gave way first: {failure}"
-        finally:
-            # Quicker than removing them one by one.
+        reached, notes = [], []
+        for turn in self._turns(f"{count} live"):
             self.node.stop()
-        say(f"  {reached}: {note}")
-        return {"live_max": Found(reached, [reached], note=note)}
+            before = host.settled_memory()
+            try:
+                held = self.node.hold(count, IN_FLIGHT, 580)
+                after = host.settled_memory()
+                held.close()
+                each = max(b - a for b, a in zip(before, after, strict=True)) / count
+                seconds = held.figures["create_seconds"]
+                reached.append(count)
+                took = f"created in {seconds:.0f} s, all answered a command, {each:.0f} KiB each"
+                notes.append(f"nothing gave way: {took}")
+            except Failed as failure:
+                reached.append(self.node.live())
+                notes.append(f"gave way first: {failure}")
+            finally:
+                # Quicker than removing them one by one.
+                self.node.stop()
+            say(f"  {turn}: {reached[-1]}: {notes[-1]}")
+        note = f"the least: {notes[reached.index(min(reached))]}"
+        return {"live_max": Found(statistics.median(reached), [*map(float, reached)], note=note)}
 
     def _turns(self, what: str) -> list[str]:
         say(what)
