@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import http.client
 import json
-import os
 import shutil
 import socket
 import subprocess
@@ -35,7 +34,8 @@ class Engine:
         """Installs and starts it, unless it runs, and imports the image where there is one."""
         if self.process is not None:
             return
-        install()
+        if not shutil.which("dockerd"):
+            raise Failed("dockerd is missing: run `make setup`, or install the Docker engine")
         self.directory.mkdir(parents=True, exist_ok=True)
         with open(self.directory / "dockerd.log", "ab") as log:
             self.process = subprocess.Popen(
@@ -165,26 +165,3 @@ class _UnixConnection(http.client.HTTPConnection):
         self.sock = socket.socket(socket.AF_UNIX)
         self.sock.settimeout(self.timeout)
         self.sock.connect(str(self.path))
-
-
-def install() -> None:
-    """Installs Debian's engine where it is missing, without starting its service."""
-    if shutil.which("dockerd"):
-        return
-    if not shutil.which("apt-get"):
-        raise Failed("dockerd is missing: install the Docker engine")
-    say("installing docker.io")
-    policy = Path("/usr/sbin/policy-rc.d")
-    ours = not policy.exists()
-    if ours:
-        policy.write_text("#!/bin/sh\nexit 101\n")
-        policy.chmod(0o755)
-    try:
-        quiet = {"DEBIAN_FRONTEND": "noninteractive"}
-        run(["apt-get", "update", "-qq"], 300, quiet)
-        run(["apt-get", "install", "-y", "-qq", "--no-install-recommends", "docker.io"], 600, quiet)
-    finally:
-        if ours:
-            policy.unlink()
-    if not shutil.which("dockerd", path=os.environ.get("PATH", "") + ":/usr/sbin"):
-        raise Failed("docker.io was installed, but there is no dockerd")

@@ -189,8 +189,6 @@ pub enum OpErrorKind {
     DiskFull,
     /// The path cannot be used: too long, a loop of links, an odd name.
     BadPath,
-    /// A range beyond the end.
-    BadRange,
     /// The archive cannot be unpacked.
     BadArchive,
     /// Somebody holds it for now.

@@ -89,7 +89,6 @@ impl RuntimeError {
                 Op::DiskFull => ErrorKind::DiskFull,
                 Op::NoRoom => ErrorKind::InsufficientStorage,
                 Op::BadPath => ErrorKind::InvalidRequest,
-                Op::BadRange => ErrorKind::RangeNotSatisfiable,
                 Op::BadArchive => ErrorKind::InvalidImage,
                 Op::Limit => ErrorKind::LimitExceeded,
                 Op::Failed => ErrorKind::StorageError,

@@ -167,19 +167,24 @@ pub async fn fetch<T: DeserializeOwned>(request: RequestBuilder) -> anyhow::Resu
     serde_json::from_slice(&body).context("the server's answer cannot be read")
 }
 
-/// Reads a list page by page. `take` keeps what is on a page and gives its `next_cursor`.
+/// Reads all pages of a list. `split` takes a page apart: what is on it, and its `next_cursor`.
 ///
 /// # Errors
 /// As [`fetch`].
-pub async fn fetch_pages<T: DeserializeOwned>(
+pub async fn fetch_pages<P: DeserializeOwned, T>(
     request: impl Fn() -> RequestBuilder,
-    mut take: impl FnMut(T) -> Option<String>,
-) -> anyhow::Result<()> {
-    let mut cursor = take(fetch(request()).await?);
-    while let Some(after) = cursor {
-        cursor = take(fetch(request().query(&[("cursor", &after)])).await?).filter(|next| *next != after);
+    split: impl Fn(P) -> (Vec<T>, Option<String>),
+) -> anyhow::Result<Vec<T>> {
+    let mut all = Vec::new();
+    let mut cursor: Option<String> = None;
+    loop {
+        let (page, next) = split(fetch(request().query(&[("cursor", &cursor)])).await?);
+        all.extend(page);
+        if next.is_none() || next == cursor {
+            return Ok(all);
+        }
+        cursor = next;
     }
-    Ok(())
 }
 
 fn unreachable(error: reqwest::Error) -> anyhow::Error {

@@ -23,12 +23,9 @@ pub async fn run(client: &Client, command: &EnvCommand, json: bool) -> anyhow::R
             }
         }
         EnvCommand::Ls => {
-            let mut list = EnvironmentList { environments: Vec::new(), next_cursor: None };
-            let take = |page: EnvironmentList| {
-                list.environments.extend(page.environments);
-                page.next_cursor
-            };
-            fetch_pages(|| client.get(&["v1", "environments"]), take).await?;
+            let split = |page: EnvironmentList| (page.environments, page.next_cursor);
+            let environments = fetch_pages(|| client.get(&["v1", "environments"]), split).await?;
+            let list = EnvironmentList { environments, next_cursor: None };
             if json {
                 print_json(&list)?;
             } else {

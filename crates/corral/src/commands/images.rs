@@ -23,12 +23,9 @@ pub async fn image(client: &Client, command: &ImageCommand, json: bool) -> anyho
         ImageCommand::Import(args) => import(client, args, json).await?,
         ImageCommand::Build(args) => build::build(client, args, json).await?,
         ImageCommand::Ls => {
-            let mut list = ImageList { images: Vec::new(), next_cursor: None };
-            let take = |page: ImageList| {
-                list.images.extend(page.images);
-                page.next_cursor
-            };
-            fetch_pages(|| client.get(&["v1", "images"]), take).await?;
+            let split = |page: ImageList| (page.images, page.next_cursor);
+            let images = fetch_pages(|| client.get(&["v1", "images"]), split).await?;
+            let list = ImageList { images, next_cursor: None };
             if json {
                 print_json(&list)?;
             } else {
@@ -89,12 +86,9 @@ pub async fn layer(client: &Client, command: &LayerCommand, json: bool) -> anyho
             follow(Lines::new(response), json).await?;
         }
         LayerCommand::Ls => {
-            let mut list = LayerList { layers: Vec::new(), next_cursor: None };
-            let take = |page: LayerList| {
-                list.layers.extend(page.layers);
-                page.next_cursor
-            };
-            fetch_pages(|| client.get(&["v1", "layers"]), take).await?;
+            let split = |page: LayerList| (page.layers, page.next_cursor);
+            let layers = fetch_pages(|| client.get(&["v1", "layers"]), split).await?;
+            let list = LayerList { layers, next_cursor: None };
             if json {
                 print_json(&list)?;
             } else {

@@ -1,7 +1,7 @@
 //! Sandboxes: create, list, act on several.
 
 use crate::cli::{CreateArgs, LsArgs, SandboxArgs};
-use crate::client::{ApiError, Client, fetch};
+use crate::client::{ApiError, Client, fetch, fetch_pages};
 use crate::output::{bytes, print_error, print_json, print_json_line, print_line, print_table, printable, share, tell};
 use corral_api::catalogue::{BatchItem, BatchResult, CommandList};
 use corral_api::command::{CommandStatus, Outcome};
@@ -154,17 +154,8 @@ pub async fn list(client: &Client, args: &LsArgs, json: bool) -> anyhow::Result<
 
 /// Every page of a list.
 async fn pages(client: &Client, query: &[(&str, String)], state: Option<&str>) -> anyhow::Result<Vec<SandboxStatus>> {
-    let mut sandboxes: Vec<SandboxStatus> = Vec::new();
-    let mut cursor: Option<String> = None;
-    loop {
-        let request = client.get(&["v1", "sandboxes"]).query(query).query(&[("state", state)]);
-        let page: SandboxPage = fetch(request.query(&[("cursor", &cursor)])).await?;
-        sandboxes.extend(page.sandboxes);
-        if page.next_cursor.is_none() || page.next_cursor == cursor {
-            return Ok(sandboxes);
-        }
-        cursor = page.next_cursor;
-    }
+    let request = || client.get(&["v1", "sandboxes"]).query(query).query(&[("state", state)]);
+    fetch_pages(request, |page: SandboxPage| (page.sandboxes, page.next_cursor)).await
 }
 
 /// The state, with the reason of an end.

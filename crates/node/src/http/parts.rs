@@ -62,11 +62,9 @@ pub async fn name_request(request: Request, next: axum::middleware::Next) -> Res
     if let Some(fail) = response.extensions_mut().remove::<Fail>() {
         let mut problem = *fail.0;
         problem.request_id = id;
-        let mut named = render(&problem);
-        if let Some(range) = response.headers_mut().remove(header::CONTENT_RANGE) {
-            named.headers_mut().insert(header::CONTENT_RANGE, range);
-        }
-        return named;
+        // The headers stay, but for the length of the body.
+        response.headers_mut().remove(header::CONTENT_LENGTH);
+        *response.body_mut() = axum::body::Body::from(json_bytes(&problem));
     }
     response
 }
