@@ -154,7 +154,7 @@ class Burst:
             data = disk.at / "node"
             data.mkdir(mode=0o700)
             _copy_catalogue(published, data)
-            remote = Remote(published / "store", latency_ms, traces=traces)
+            remote = Remote(self.load, published / "store", latency_ms, traces=traces)
             options = [f"--store={remote.url}", *(["--whole-layers"] if whole else [])]
             node = Node(self.libexec, self.load, data, None, *options)
             node.key = (published / "key").read_text()

@@ -32,6 +32,7 @@ LIMITS = corral.Limits(memory_mib=512, disk_mib=1024)
 MS_RDONLY = 1
 PIECES = 4000
 REPEATS = 9
+DELTABOX = "DeltaBox tells 10.8 ms for a checkpoint and 1.9 ms for a rollback"
 
 # A base as small images have it, and what two of them add.
 BASE = ("base-files", "bash", "coreutils", "libc6", "libgcc-s1", "libstdc++6", "libssl3", "perl-base", "tar", "apt")
@@ -75,7 +76,7 @@ class Layers:
                 statistics.median(fork), fork, note=f"medians of {REPEATS}, through the Python client"
             ),
             "rollback_p50_ms": Found(
-                statistics.median(back), back, note=f"medians of {REPEATS}; checkpoint took {checkpoint.frozen_us} µs"
+                statistics.median(back), back, note=f"medians of {REPEATS}; checkpoint took {checkpoint.frozen_us} µs; {DELTABOX}"
             ),
         }
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import sqlite3
 import time
 import uuid
 from collections.abc import Callable
@@ -154,6 +156,20 @@ def test_lists_filter_and_page(client: corral.Client, make: Make) -> None:
     assert sorted(s.id for s in running) == sorted(s.id for s in made[1:])
     assert [s.id for s in client.sandboxes.list(labels={"mark": mark}, state="ended")] == [made[0].id]
     assert not list(client.sandboxes.list(labels={"mark": mark}, environment="other"))
+
+
+def test_an_end_is_listed_however_slow_the_ledger_is(server: Server, client: corral.Client, make: Make) -> None:
+    mark = uuid.uuid4().hex
+    sandbox = make(labels={"mark": mark})
+    with contextlib.closing(sqlite3.connect(server.data / "ledger.db", isolation_level=None)) as holder:
+        holder.execute("BEGIN IMMEDIATE")  # the node's own writes wait for this one
+        sandbox.delete()
+        assert not list(client.sandboxes.list(labels={"mark": mark}))
+        with ThreadPoolExecutor(1) as pool:
+            listed = pool.submit(lambda: list(client.sandboxes.list(labels={"mark": mark}, state=State.ENDED)))
+            time.sleep(0.5)  # the question is on its way when the ledger is free again
+            holder.execute("ROLLBACK")
+            assert [s.id for s in listed.result(timeout=30)] == [sandbox.id]
 
 
 def test_events_tell_a_life_in_order(client: corral.Client, make: Make) -> None:

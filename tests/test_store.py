@@ -188,15 +188,35 @@ def test_a_store_that_is_gone_or_damaged_is_said_so(tmp_path: Path) -> None:
             client.sandboxes.create("bb", limits=SMALL)
         assert caught.value.kind == "digest_mismatch"
         meta.write_bytes(sound)
-        (store / "layers").rename(tmp_path / "away")
-        with server.client(retry=corral.RetryPolicy(attempts=1)) as hasty, pytest.raises(corral.CorralError) as gone:
-            hasty.sandboxes.create("bb", limits=SMALL)
-        assert gone.value.kind == "not_found", gone.value
-        (tmp_path / "away").rename(store / "layers")
+        missing = meta.parent
+        shutil.copytree(missing, missing.with_name("0" * 64))
+        missing.rename(tmp_path / "away")
+        assert_refused(server, "not_found", "is not in the shared store")
+        (tmp_path / "away").rename(missing)
         with client.sandboxes.create("bb", limits=SMALL) as box:
             assert box.exec("echo back").stdout == "back\n"
         ended = [box.status.end for box in client.sandboxes.list(state="ended")]
         assert {end.reason for end in ended if end is not None} >= {corral.EndReason.IMAGE_UNAVAILABLE}
+
+
+def assert_refused(server: Server, kind: str, words: str) -> None:
+    hasty = server.client(retry=corral.RetryPolicy(attempts=1))
+    with hasty, pytest.raises(corral.CorralError, match=words) as refused:
+        hasty.sandboxes.create("bb", limits=SMALL)
+    assert (refused.value.kind, refused.value.retryable) == (kind, kind == "unavailable")
+
+
+def test_a_store_whose_mount_is_missing_is_said_so(tmp_path: Path) -> None:
+    with node(tmp_path) as (server, client, mount):
+        lose_layers(server)
+        mount.rename(tmp_path / "away")
+        assert_refused(server, "unavailable", "its mount may be missing")
+        mount.mkdir()
+        assert_refused(server, "unavailable", "its mount may be missing")
+        mount.rmdir()
+        (tmp_path / "away").rename(mount)
+        with client.sandboxes.create("bb", limits=SMALL) as box:
+            assert box.exec("echo back").stdout == "back\n"
 
 
 def test_what_nothing_needs_is_collected(tmp_path: Path) -> None:

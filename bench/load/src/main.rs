@@ -1,8 +1,9 @@
-//! `corral-load`: load for the benches, on a gateway or a Docker engine. Prints one JSON line per measurement.
+//! `corral-load`: load for the benches, on a gateway or a Docker engine, and a store for them. Prints one JSON line per measurement.
 #![forbid(unsafe_code)]
 
 mod http;
 mod reading;
+mod remote;
 
 use anyhow::{Context, Result};
 use clap::{Parser, Subcommand};
@@ -48,6 +49,14 @@ enum What {
         #[arg(long)]
         random: Option<u64>,
     },
+    /// Serve a directory store as a bucket that is far away, until standard input ends: prints its port, and for each
+    /// line that it is given what went through. Without `--traces` these are not shown and not kept.
+    Remote {
+        directory: std::path::PathBuf,
+        latency_ms: u64,
+        #[arg(long)]
+        traces: bool,
+    },
 }
 
 #[tokio::main]
@@ -67,6 +76,7 @@ async fn main() -> Result<()> {
         What::Latency { count } => load.latency(count).await?,
         What::Exec { sandboxes, commands, in_flight } => load.exec_rate(sandboxes, commands, in_flight).await?,
         What::Live { count, in_flight } => load.live(count, in_flight).await?,
+        What::Remote { directory, latency_ms, traces } => return remote::serve(directory, latency_ms, traces).await,
         What::Read { directory, names, random } => reading::read(&directory, &names, random)?,
     };
     println!("{line}");

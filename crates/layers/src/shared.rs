@@ -39,6 +39,12 @@ pub enum SharedError {
     /// No layer of this digest is published.
     #[error("layer {0} is not in the shared store")]
     NotFound(Digest),
+    /// Nothing is published at all.
+    #[error("{store} holds no layers: its mount may be missing")]
+    Empty {
+        /// Which store.
+        store: String,
+    },
     /// The store failed.
     #[error("the shared store failed")]
     Remote(#[source] corral_store::StoreError),
@@ -103,7 +109,7 @@ impl SharedError {
             },
             Self::Damaged { .. } => ErrorKind::DigestMismatch,
             Self::Partial(_) => ErrorKind::Conflict,
-            Self::Raced(_) => ErrorKind::Unavailable,
+            Self::Raced(_) | Self::Empty { .. } => ErrorKind::Unavailable,
             Self::Local(e) => e.kind(),
             Self::Index { .. } => ErrorKind::StorageError,
             Self::Io { source, .. } => io_kind(source),

@@ -170,7 +170,7 @@ impl Core {
         match read().await? {
             Some(record) if record.state != State::Ended => {
                 // Its end is on the way to the file.
-                self.ledger.write(Vec::new()).await.map_err(|e| crate::error::ledger_problem(&e))?;
+                self.ledger.settle().await.map_err(|e| crate::error::ledger_problem(&e))?;
                 read().await
             }
             other => Ok(other),

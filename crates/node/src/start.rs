@@ -296,6 +296,7 @@ impl NodeHandle {
         for task in &self.tasks {
             task.abort();
         }
-        self.core.ledger.close().await;
+        // A failure is logged by the writer.
+        self.core.ledger.settle().await.unwrap_or(());
     }
 }

@@ -41,4 +41,4 @@ pub use key::{Key, MAX_KEY_BYTES, MAX_SEGMENT_BYTES, MAX_SEGMENTS};
 pub use posix::{PosixConfig, PosixStore};
 pub use retrying::{RetryPolicy, Retrying};
 pub use s3::{S3Config, S3Credentials, S3Store};
-pub use store::{Body, ListEntry, ListStream, ObjectMeta, Put, Store};
+pub use store::{Body, ListEntry, ListStream, ObjectMeta, Put, Store, holds_any};

@@ -1,9 +1,10 @@
 //! The contract that all stores keep, and the values that cross it.
 
-use crate::error::StoreError;
+use crate::error::{ErrorKind, StoreError};
 use crate::key::Key;
 use async_trait::async_trait;
 use bytes::Bytes;
+use futures_util::StreamExt;
 use futures_util::stream::BoxStream;
 use std::ops::Range;
 use std::path::PathBuf;
@@ -123,6 +124,19 @@ pub trait Store: Send + Sync {
 
     /// What and where the store is, for logs: without secrets.
     fn describe(&self) -> String;
+}
+
+/// Whether a store has any object below a prefix. One that has nothing where it should have much is most often a mount
+/// that is missing, or a bucket that is another.
+///
+/// # Errors
+/// The store fails.
+pub async fn holds_any(store: &dyn Store, prefix: &Key) -> Result<bool, StoreError> {
+    match store.list(Some(prefix)).next().await {
+        Some(Ok(page)) => Ok(!page.is_empty()),
+        Some(Err(error)) if error.kind() != ErrorKind::NotFound => Err(error),
+        Some(Err(_)) | None => Ok(false),
+    }
 }
 
 #[async_trait]

@@ -8,8 +8,12 @@ use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _, PermissionsExt as 
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-/// The file that is locked; it also tells that a directory is Corral's.
+/// The file that is locked.
 const LOCK: &str = "lock";
+/// What tells that a directory is Corral's: the second alone is one that begins with what a backup kept.
+const SIGNS: [&str; 2] = [LOCK, CATALOGUE];
+/// The gateway's database.
+pub const CATALOGUE: &str = "catalogue.sqlite";
 
 /// A locked data directory. The lock goes with the process, so that a crash leaves none behind.
 #[derive(Debug)]
@@ -62,7 +66,7 @@ fn close_to_others(dir: &Path) -> anyhow::Result<()> {
     let strange = |name: &std::ffi::OsStr| name != "lost+found";
     let entries = std::fs::read_dir(dir).with_context(|| format!("cannot read {}", dir.display()))?;
     let holds_other = entries.filter_map(Result::ok).any(|entry| strange(&entry.file_name()));
-    if holds_other && !dir.join(LOCK).exists() {
+    if holds_other && !SIGNS.iter().any(|sign| dir.join(sign).exists()) {
         anyhow::bail!("{} is not empty and no data directory of Corral: choose an empty or new one", dir.display());
     }
     let mode = found.mode() & 0o7777;
@@ -127,5 +131,9 @@ mod tests {
         let refused = DataDir::open(&other).unwrap_err().to_string();
         assert!(refused.contains("no data directory of Corral"), "{refused}");
         assert_eq!(mode(&other), 0o755, "it stays as it was");
+        // What a backup keeps is a beginning.
+        std::fs::write(other.join(CATALOGUE), "").unwrap();
+        drop(DataDir::open(&other).unwrap());
+        assert_eq!(mode(&other), 0o700);
     }
 }

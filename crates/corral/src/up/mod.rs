@@ -15,7 +15,7 @@ use crate::output::{print_json_line, print_line};
 use access::Access;
 use anyhow::Context as _;
 use corral_gateway::{Catalogue, Gateway, GatewayConfig, NodeAddress, TlsFiles};
-use data_dir::DataDir;
+use data_dir::{CATALOGUE, DataDir};
 use node::{LocalNode, NodeOptions};
 use std::net::{SocketAddr, TcpListener};
 use std::path::PathBuf;
@@ -73,7 +73,7 @@ async fn serve(
     json: bool,
     shutdown: impl Future<Output = ()> + Send + 'static,
 ) -> anyhow::Result<()> {
-    let catalogue = Arc::new(Catalogue::open(&data.path().join("catalogue.sqlite"))?);
+    let catalogue = Arc::new(Catalogue::open(&data.path().join(CATALOGUE))?);
     let tls = args.tls_cert.clone().zip(args.tls_key.clone()).map(|(cert, key)| TlsFiles { cert, key });
     let url = url_of(listener.local_addr().context("the listener has no address")?, tls.is_some());
     let access = Access::ensure(&catalogue, &url, credentials)?;

@@ -60,16 +60,29 @@ impl SharedLayers {
     }
 
     pub(super) async fn manifest_of(&self, digest: &Digest) -> Result<Manifest, SharedError> {
-        let bytes = self.store.get(&keys::manifest(digest)?, MOST_BYTES).await.map_err(|e| match e.kind() {
-            corral_store::ErrorKind::NotFound => SharedError::NotFound(*digest),
-            _ => SharedError::Remote(e),
-        })?;
+        let bytes = match self.store.get(&keys::manifest(digest)?, MOST_BYTES).await {
+            Err(e) if e.kind() == corral_store::ErrorKind::NotFound => return Err(self.missing(digest).await),
+            got => got.map_err(SharedError::Remote)?,
+        };
         let actual = Digest::of(&bytes);
         if actual != *digest {
             let reason = format!("its manifest has digest {actual}");
             return Err(SharedError::Damaged { digest: *digest, reason });
         }
         Manifest::decode(&bytes).map_err(|e| SharedError::format(digest, &e))
+    }
+
+    /// What it means that there is no manifest of a layer.
+    async fn missing(&self, digest: &Digest) -> SharedError {
+        let holds_layers = match keys::prefix(keys::LAYERS) {
+            Ok(prefix) => corral_store::holds_any(&*self.store, &prefix).await.map_err(SharedError::Remote),
+            Err(error) => Err(error),
+        };
+        match holds_layers {
+            Ok(true) => SharedError::NotFound(*digest),
+            Ok(false) => SharedError::Empty { store: self.store.describe() },
+            Err(error) => error,
+        }
     }
 
     /// Takes in where chunks of all published layers are that this node does not know of. Returns how many layers were

@@ -1,7 +1,7 @@
 //! Bringing chunks that were claimed: read, unpack, check, write, mark.
 
 use super::budget::Lane;
-use super::runs::{self, Placed};
+use super::runs::{self, Placed, Side};
 use super::source::SourceError;
 use super::{FetchError, Want};
 use crate::control::Event;
@@ -22,9 +22,12 @@ use tokio::time::{Instant, sleep};
 /// How often a chunk is fetched that comes wrong.
 const TRIES: u32 = 3;
 
-/// Brings chunks that a reader waits for, each claim to its end.
+/// Stored bytes of small chunks that come along with one that is asked for, before it and behind.
+const AROUND: u64 = 64 << 10;
+
+/// Brings chunks that a reader waits for, each claim to its end, and small ones around them.
 pub(crate) async fn bring(core: Arc<Core>, layer: Arc<Layer>, claims: Vec<Claim>, want: Want) {
-    let claims = look_here_first(&layer, claims).await;
+    let mut claims = look_here_first(&layer, claims).await;
     if claims.is_empty() {
         core.finish_if_full(&layer);
         return;
@@ -33,6 +36,7 @@ pub(crate) async fn bring(core: Arc<Core>, layer: Arc<Layer>, claims: Vec<Claim>
         Ok(places) => places,
         Err(error) => return fail_all(claims, &error, &want),
     };
+    claims.extend(neighbours(&layer, &places, &claims));
     let placed = claims.into_iter().map(|item| Placed { place: places.chunks[item.chunk], item }).collect();
     let mut runs = runs::group(placed, core.budget.run_bytes(want.lane));
     // The last one in this task: most often it is the only one.
@@ -73,6 +77,17 @@ pub(crate) async fn bring_later(core: Arc<Core>, layer: Arc<Layer>, chunks: Vec<
         });
     }
     while tasks.join_next().await.is_some() {}
+}
+
+/// Claims small chunks around those that are to be read, up to what somebody has or brings.
+fn neighbours(layer: &Arc<Layer>, places: &Places, claims: &[Claim]) -> Vec<Claim> {
+    let mut found = Vec::new();
+    for claim in claims {
+        for side in [Side::Before, Side::Behind] {
+            found.extend(Flights::claim_next(layer, runs::beside(&places.chunks, claim.chunk, side, AROUND)));
+        }
+    }
+    found
 }
 
 fn bytes_of(run: &[Placed<Claim>]) -> u64 {

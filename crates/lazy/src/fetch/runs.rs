@@ -38,6 +38,31 @@ pub(crate) fn group<T>(mut chunks: Vec<Placed<T>>, most: u64) -> Vec<Vec<Placed<
     runs
 }
 
+/// Where to look from a chunk.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Side {
+    Before,
+    Behind,
+}
+
+/// Small chunks that lie next to a small one in its pack, the nearest first: one read brings a directory of small files,
+/// not one of them. Up to so many stored bytes.
+pub(crate) fn beside(places: &[Place], chunk: usize, side: Side, most: u64) -> impl Iterator<Item = usize> {
+    let is_small = move |at: usize| places.get(at).is_some_and(|place| u64::from(place.stored) <= most / 2);
+    let next = move |at: usize| match side {
+        Side::Before => at.checked_sub(1).filter(|next| is_small(*next) && follows(places[*next], places[at])),
+        Side::Behind => Some(at + 1).filter(|next| is_small(*next) && follows(places[at], places[*next])),
+    };
+    let mut left = most;
+    std::iter::successors(Some(chunk).filter(|chunk| is_small(*chunk)), move |at| next(*at)).skip(1).take_while(
+        move |at| {
+            let rest = left.checked_sub(places[*at].stored.into());
+            left = rest.unwrap_or(0);
+            rest.is_some()
+        },
+    )
+}
+
 fn follows(one: Place, next: Place) -> bool {
     is_sound(one) && is_sound(next) && one.pack == next.pack && one.offset + u64::from(one.stored) == next.offset
 }
@@ -62,5 +87,26 @@ mod tests {
         assert_eq!(runs, [vec![0, 1], vec![2], vec![3], vec![4], vec![5, 6]]);
         assert!(!is_sound(Place { pack: 0, offset: u64::MAX, stored: 1 }));
         assert!(!is_sound(Place { pack: 0, offset: 0, stored: 0 }));
+    }
+
+    #[test]
+    fn small_chunks_lie_beside_small_ones() {
+        let mut offset = 0;
+        let place = |stored: u32| {
+            offset += u64::from(stored);
+            Place { pack: 0, offset: offset - u64::from(stored), stored }
+        };
+        let mut places: Vec<Place> = [10, 10, 90, 10, 30, 30, 30, 10].into_iter().map(place).collect();
+        let look = |places: &[Place], chunk| -> [Vec<usize>; 2] {
+            [Side::Before, Side::Behind].map(|side| beside(places, chunk, side, 60).collect())
+        };
+        assert_eq!(look(&places, 4), [vec![3], vec![5, 6]], "up to a large one, and to what fits");
+        assert_eq!(look(&places, 0), [vec![], vec![1]]);
+        assert_eq!(look(&places, 7), [vec![6, 5], vec![]]);
+        let none: [Vec<usize>; 2] = Default::default();
+        assert_eq!(look(&places, 2), none, "a large one has none");
+        assert_eq!(look(&places, 99), none);
+        places[5].pack = 1;
+        assert_eq!(look(&places, 4), [vec![3], vec![]], "another pack is elsewhere");
     }
 }

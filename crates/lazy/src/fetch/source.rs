@@ -5,8 +5,7 @@
 //! the answer.
 
 use bytes::Bytes;
-use corral_store::{ErrorKind, Key, Store, StoreConfig, StoreError};
-use futures_util::StreamExt;
+use corral_store::{ErrorKind, Key, Store, StoreConfig, StoreError, holds_any};
 use std::ops::Range;
 use std::sync::{Arc, PoisonError, RwLock};
 use std::time::Duration;
@@ -139,10 +138,10 @@ impl Source {
 /// What an object that is missing means: whether to ask again, and why.
 async fn missing(store: &dyn Store, key: &Key, error: &StoreError) -> (bool, String) {
     let Some(Ok(kind)) = key.segments().next().map(Key::parse) else { return (false, error.to_string()) };
-    match store.list(Some(&kind)).next().await {
-        Some(Ok(page)) if !page.is_empty() => (false, error.to_string()),
-        Some(Err(other)) if other.kind() != ErrorKind::NotFound => (true, other.to_string()),
-        _ => (true, format!("{} has nothing below {kind}: its place is empty", store.describe())),
+    match holds_any(store, &kind).await {
+        Ok(true) => (false, error.to_string()),
+        Ok(false) => (true, format!("{} has nothing below {kind}: its place is empty", store.describe())),
+        Err(other) => (true, other.to_string()),
     }
 }
 

@@ -111,10 +111,22 @@ impl Flights {
         let mut table = layer.flights.table();
         let mut claims = Vec::new();
         for chunk in chunks {
-            let known = table.flying.contains_key(chunk) || table.failed.contains_key(chunk);
-            if !known && layer.map.state(*chunk) != State::Present {
+            if !table.knows(*chunk) && layer.map.state(*chunk) != State::Present {
                 claims.push(table.claim(layer, *chunk));
             }
+        }
+        claims
+    }
+
+    /// Claims chunks that are not here and that nobody brings, up to the first of which this is not so.
+    pub fn claim_next(layer: &Arc<Layer>, chunks: impl Iterator<Item = usize>) -> Vec<Claim> {
+        let mut table = layer.flights.table();
+        let mut claims = Vec::new();
+        for chunk in chunks {
+            if table.knows(chunk) || layer.map.state(chunk) != State::Absent {
+                break;
+            }
+            claims.push(table.claim(layer, chunk));
         }
         claims
     }
@@ -130,6 +142,11 @@ impl Flights {
 }
 
 impl Table {
+    /// Whether somebody brings a chunk, or failed to a moment ago.
+    fn knows(&self, chunk: usize) -> bool {
+        self.flying.contains_key(&chunk) || self.failed.contains_key(&chunk)
+    }
+
     fn claim(&mut self, layer: &Arc<Layer>, chunk: usize) -> Claim {
         let flight = Arc::<Flight>::default();
         self.flying.insert(chunk, Arc::clone(&flight));

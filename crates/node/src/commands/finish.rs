@@ -81,7 +81,7 @@ impl Core {
         let (this, sandbox, id) = (self.clone(), sandbox.clone(), command.id.clone());
         tokio::spawn(async move {
             // The keeper is the only witness until the ledger has it.
-            if this.ledger.write(Vec::new()).await.is_err() {
+            if this.ledger.settle().await.is_err() {
                 return;
             }
             // Survivors keep the directory; it goes with the sandbox.

@@ -175,9 +175,11 @@ pub async fn list(State(core): Node, RawQuery(query): RawQuery) -> Answer {
     let filter = Filter::parse(query.as_deref().unwrap_or(""))?;
     let mut records: Vec<SandboxRecord> = if filter.state == Some(Phase::Ended) {
         let keep = core.config.keep_ended_count;
+        // An end that was told is in the list.
+        core.ledger.settle().await.map_err(|e| crate::error::ledger_problem(&e))?;
         core.read_ledger(move |ledger| ledger.ended(keep)).await?
     } else {
-        core.all().iter().map(|s| s.lock().record.clone()).collect()
+        core.all().iter().map(|s| s.lock().record.clone()).filter(|r| r.state != Phase::Ended).collect()
     };
     records.retain(|r| filter.fits(r));
     records.sort_by(|a, b| a.id.cmp(&b.id));

@@ -173,9 +173,12 @@ impl Ledger {
         }
     }
 
-    /// Waits until everything is written, and ends the writer.
-    pub async fn close(&self) {
-        self.write(Vec::new()).await.unwrap_or(());
+    /// Waits until what was posted before is in the log, where reads see it.
+    ///
+    /// # Errors
+    /// When the database refuses.
+    pub async fn settle(&self) -> Result<(), LedgerError> {
+        self.write(Vec::new()).await
     }
 
     fn lock_reader(&self) -> std::sync::MutexGuard<'_, Connection> {

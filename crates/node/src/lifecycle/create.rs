@@ -221,7 +221,7 @@ impl Core {
         let _slot = self.starts.acquire().await.map_err(|_| overloaded("the node is ending"))?;
         self.set_state(sandbox, State::Starting);
         // The intent is in the ledger before anything of the sandbox exists.
-        self.ledger.write(Vec::new()).await.map_err(|e| crate::error::ledger_problem(&e))?;
+        self.ledger.settle().await.map_err(|e| crate::error::ledger_problem(&e))?;
         let (record, affinity) = {
             let inner = sandbox.lock();
             (inner.record.clone(), inner.affinity.clone())

@@ -24,7 +24,7 @@ impl Core {
         self.containers.set_frozen(&sandbox.id, true).await.map_err(|e| runtime_problem(&e).sandbox(&sandbox.id))?;
         self.set_state(sandbox, State::Paused);
         // What is not known to be paused goes on when the node starts anew.
-        self.ledger.write(Vec::new()).await.map_err(|e| crate::error::ledger_problem(&e).sandbox(&sandbox.id))?;
+        self.ledger.settle().await.map_err(|e| crate::error::ledger_problem(&e).sandbox(&sandbox.id))?;
         Ok(sandbox.status())
     }
 
