@@ -76,7 +76,9 @@ class Layers:
                 statistics.median(fork), fork, note=f"medians of {REPEATS}, through the Python client"
             ),
             "rollback_p50_ms": Found(
-                statistics.median(back), back, note=f"medians of {REPEATS}; checkpoint took {checkpoint.frozen_us} µs; {DELTABOX}"
+                statistics.median(back),
+                back,
+                note=f"medians of {REPEATS}; checkpoint took {checkpoint.frozen_us} µs; {DELTABOX}",
             ),
         }
 

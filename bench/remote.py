@@ -11,6 +11,7 @@ from pathlib import Path
 from process import Failed, kill_group
 
 BUCKET = "layers"
+PIECE = 1 << 20
 
 
 class Remote:
@@ -20,7 +21,8 @@ class Remote:
     """
 
     def __init__(self, load: Path, root: Path, latency_ms: int, *, traces: bool = False) -> None:
-        words = [load, "remote", root, str(latency_ms), *(["--traces"] if traces else [])]
+        self.root = root
+        words: list[str | Path] = [load, "remote", root, str(latency_ms), *(["--traces"] if traces else [])]
         self.process = subprocess.Popen(
             words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True, bufsize=0
         )
@@ -52,6 +54,14 @@ class Remote:
             if self.counts() == before:
                 return
         raise Failed("requests of the remote store do not end")
+
+    def warm(self) -> None:
+        """Has all that is stored in the page cache."""
+        for path in self.root.rglob("*"):
+            if path.is_file():
+                with open(path, "rb") as file:
+                    while file.read(PIECE):
+                        pass
 
     def close(self) -> None:
         """Ends it."""

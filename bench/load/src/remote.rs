@@ -6,23 +6,20 @@ use anyhow::Result;
 use axum::Router;
 use axum::body::Body;
 use axum::extract::{Request, State};
-use axum::http::header::{ACCEPT_RANGES, CONTENT_LENGTH, CONTENT_RANGE, ETAG, IF_NONE_MATCH, LAST_MODIFIED, RANGE};
+use axum::http::header::{CONTENT_LENGTH, CONTENT_RANGE, ETAG, IF_NONE_MATCH, LAST_MODIFIED, RANGE};
 use axum::http::{HeaderMap, Method, Response, StatusCode};
 use jiff::Timestamp;
 use jiff::fmt::rfc2822::DateTimePrinter;
 use serde_json::json;
-use std::io::SeekFrom;
+use std::fs::File;
+use std::os::unix::fs::FileExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, SystemTime};
-use tokio::fs::File;
-use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncSeekExt, BufReader};
-use tokio_util::io::ReaderStream;
+use tokio::io::{AsyncBufReadExt as _, BufReader};
 
 const BUCKET: &str = "/layers";
-/// What is read of a file at once.
-const PIECE: usize = 256 << 10;
 /// The longest trace that is taken.
 const MOST_PUT: usize = 64 << 20;
 
@@ -101,26 +98,29 @@ impl Remote {
     }
 
     async fn object(&self, at: &Path, headers: &HeaderMap, with_body: bool) -> Result<Response<Body>> {
-        let mut file = File::open(at).await?;
-        let told = file.metadata().await?;
-        let range = headers.get(RANGE).and_then(|value| range(value.to_str().ok()?, told.len()));
+        let (at, asked) = (at.to_owned(), headers.get(RANGE).cloned());
+        // In one go on a thread for it: an answer is to be late by the latency, and by little more.
+        let read = move || -> Result<_> {
+            let file = File::open(at)?;
+            let told = file.metadata()?;
+            let range = asked.and_then(|value| range(value.to_str().ok()?, told.len()));
+            let (begin, end) = range.unwrap_or((0, told.len()));
+            let mut content = vec![0; if with_body { (end - begin) as usize } else { 0 }];
+            file.read_exact_at(&mut content, begin)?;
+            Ok((told, range, content))
+        };
+        let (told, range, content) = tokio::task::spawn_blocking(read).await??;
         let (begin, end) = range.unwrap_or((0, told.len()));
         let mut response = Response::builder()
             .header(CONTENT_LENGTH, end - begin)
-            .header(ACCEPT_RANGES, "bytes")
             .header(ETAG, "\"whole\"")
             .header(LAST_MODIFIED, http_date(told.modified()?)?);
         if range.is_some() {
             let text = format!("bytes {begin}-{}/{}", end - 1, told.len());
             response = response.status(StatusCode::PARTIAL_CONTENT).header(CONTENT_RANGE, text);
         }
-        if !with_body {
-            return Ok(response.body(Body::empty())?);
-        }
-        self.sent_bytes.fetch_add(end - begin, Ordering::Relaxed);
-        file.seek(SeekFrom::Start(begin)).await?;
-        let piece = ((end - begin) as usize).clamp(1, PIECE);
-        Ok(response.body(Body::from_stream(ReaderStream::with_capacity(file.take(end - begin), piece)))?)
+        self.sent_bytes.fetch_add(content.len() as u64, Ordering::Relaxed);
+        Ok(response.body(Body::from(content))?)
     }
 }
 

@@ -45,22 +45,19 @@ pub(crate) enum Side {
     Behind,
 }
 
-/// Small chunks that lie next to a small one in its pack, the nearest first: one read brings a directory of small files,
-/// not one of them. Up to so many stored bytes.
+/// Chunks that lie next to a chunk in its pack, the nearest first, up to so many stored bytes.
 pub(crate) fn beside(places: &[Place], chunk: usize, side: Side, most: u64) -> impl Iterator<Item = usize> {
-    let is_small = move |at: usize| places.get(at).is_some_and(|place| u64::from(place.stored) <= most / 2);
+    let lies = |one: usize, next: usize| matches!((places.get(one), places.get(next)), (Some(one), Some(next)) if follows(*one, *next));
     let next = move |at: usize| match side {
-        Side::Before => at.checked_sub(1).filter(|next| is_small(*next) && follows(places[*next], places[at])),
-        Side::Behind => Some(at + 1).filter(|next| is_small(*next) && follows(places[at], places[*next])),
+        Side::Before => at.checked_sub(1).filter(|next| lies(*next, at)),
+        Side::Behind => Some(at + 1).filter(|next| lies(at, *next)),
     };
     let mut left = most;
-    std::iter::successors(Some(chunk).filter(|chunk| is_small(*chunk)), move |at| next(*at)).skip(1).take_while(
-        move |at| {
-            let rest = left.checked_sub(places[*at].stored.into());
-            left = rest.unwrap_or(0);
-            rest.is_some()
-        },
-    )
+    std::iter::successors(next(chunk), move |at| next(*at)).take_while(move |at| {
+        let rest = left.checked_sub(places[*at].stored.into());
+        left = rest.unwrap_or(0);
+        rest.is_some()
+    })
 }
 
 fn follows(one: Place, next: Place) -> bool {
@@ -90,7 +87,7 @@ mod tests {
     }
 
     #[test]
-    fn small_chunks_lie_beside_small_ones() {
+    fn what_lies_beside_a_chunk() {
         let mut offset = 0;
         let place = |stored: u32| {
             offset += u64::from(stored);
@@ -98,15 +95,13 @@ mod tests {
         };
         let mut places: Vec<Place> = [10, 10, 90, 10, 30, 30, 30, 10].into_iter().map(place).collect();
         let look = |places: &[Place], chunk| -> [Vec<usize>; 2] {
-            [Side::Before, Side::Behind].map(|side| beside(places, chunk, side, 60).collect())
+            [(Side::Before, 60), (Side::Behind, 70)].map(|(side, most)| beside(places, chunk, side, most).collect())
         };
-        assert_eq!(look(&places, 4), [vec![3], vec![5, 6]], "up to a large one, and to what fits");
+        assert_eq!(look(&places, 4), [vec![3], vec![5, 6, 7]], "as much as fits");
         assert_eq!(look(&places, 0), [vec![], vec![1]]);
         assert_eq!(look(&places, 7), [vec![6, 5], vec![]]);
-        let none: [Vec<usize>; 2] = Default::default();
-        assert_eq!(look(&places, 2), none, "a large one has none");
-        assert_eq!(look(&places, 99), none);
         places[5].pack = 1;
         assert_eq!(look(&places, 4), [vec![3], vec![]], "another pack is elsewhere");
+        assert_eq!(look(&places, 99), <[Vec<usize>; 2]>::default());
     }
 }
