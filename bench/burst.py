@@ -72,7 +72,7 @@ class Burst:
         """All arms in turns."""
         self.directory.mkdir(parents=True, exist_ok=True)
         self.corpus.ensure()
-        published = self._published()
+        published = self.published()
         size = sum(self.corpus.bytes_of(image) for image in self.images)
         say(f"burst of {len(self.order)} over {len(self.images)} images of {size / 1e9:.1f} GB, {IN_FLIGHT} at a time")
         main, other = LATENCIES_MS
@@ -105,7 +105,7 @@ class Burst:
         )
         return found
 
-    def _published(self) -> Path:
+    def published(self) -> Path:
         """A directory with the store of the images, a catalogue that knows them, and its key. Made once a build."""
         program = hashlib.sha256((self.libexec / "corral").read_bytes()).hexdigest()[:12]
         kept = self.corpus.directory / f"store-{program}-{len(self.images)}"
@@ -142,6 +142,15 @@ class Burst:
             finally:
                 node.remove()
 
+    def node(self, published: Path, disk: Disk, *options: str) -> Node:
+        """A node that knows the images and has nothing of them."""
+        data = disk.at / "node"
+        data.mkdir(mode=0o700)
+        _copy_catalogue(published, data)
+        node = Node(self.libexec, self.load, data, None, *options)
+        node.key = (published / "key").read_text()
+        return node
+
     @staticmethod
     def _forget_traces(published: Path) -> None:
         for traces in (published / "store/layers").glob("*/traces"):
@@ -150,37 +159,29 @@ class Burst:
     def _corral(
         self, published: Path, latency_ms: int, *, whole: bool = False, traces: bool = False, linger: float = 0
     ) -> Run:
-        """The burst on a node of its own that knows the images and has nothing of them."""
-        with Disk(self.directory / "corral") as disk:
-            data = disk.at / "node"
-            data.mkdir(mode=0o700)
-            _copy_catalogue(published, data)
+        """The burst on a node of its own."""
+        with contextlib.ExitStack() as all_of_it:
+            disk = all_of_it.enter_context(Disk(self.directory / "corral"))
             remote = Remote(self.load, published / "store", latency_ms, traces=traces)
-            options = [f"--store={remote.url}", *(["--whole-layers"] if whole else [])]
-            node = Node(self.libexec, self.load, data, None, *options)
-            node.key = (published / "key").read_text()
-            try:
-                node.start()
-                remote.settle()
-                drop_caches()
-                # Its host's disk is not what is measured: an answer takes the latency.
-                remote.warm()
-                before, counted = disk.written(), remote.counts()
-                begun = time.monotonic()
-                asyncio.run(self._tasks(node))
-                found = Run(time.monotonic() - begun, 0)
-                after = remote.counts()
-                found.fetched = after["sent_bytes"] - counted["sent_bytes"]
-                found.requests = after["requests"] - counted["requests"]
-                found.written = disk.written() - before
-                if not whole:
-                    found.reads = self._reads(node)
-                time.sleep(linger)
-            finally:
-                try:
-                    node.remove()
-                finally:
-                    remote.close()
+            all_of_it.callback(remote.close)
+            node = self.node(published, disk, f"--store={remote.url}", *(["--whole-layers"] if whole else []))
+            all_of_it.callback(node.remove)
+            node.start()
+            remote.settle()
+            drop_caches()
+            # Its host's disk is not what is measured: an answer takes the latency.
+            remote.warm()
+            before, counted = disk.written(), remote.counts()
+            begun = time.monotonic()
+            asyncio.run(self._tasks(node))
+            found = Run(time.monotonic() - begun, 0)
+            after = remote.counts()
+            found.fetched = after["sent_bytes"] - counted["sent_bytes"]
+            found.requests = after["requests"] - counted["requests"]
+            found.written = disk.written() - before
+            if not whole:
+                found.reads = self._reads(node)
+            time.sleep(linger)
         return found
 
     async def _tasks(self, node: Node) -> None:

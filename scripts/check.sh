@@ -13,7 +13,7 @@ $python -m ruff format --quiet --check sdk/python tests demo bench
 say "mypy"
 (cd sdk/python && $python -m mypy)
 $python -m mypy --config-file tests/mypy.ini tests demo
-(cd bench && $root/.venv/bin/python -m mypy --strict run.py)
+(cd bench && $root/.venv/bin/python -m mypy --strict run.py soak.py)
 say "unit tests of the SDK"
 (cd sdk/python && $python -m pytest -q)
 say "documents"
