@@ -55,6 +55,7 @@ pub const HELP: &str = "  --root DIR         the directory that holds `layers`; 
   --run-kib N        bytes of one read of the store (4096)
   --calls N          reads of the store at once (32)
   --ahead-kib N      bytes brought before a reader that goes forward (8192)
+  --around-kib N     stored bytes that come with a chunk, behind it; half as many before it (128)
   --trace-ms N       how long first reads are recorded (60000)
   --trace-chunks N   how many are recorded (16384)
   --threads N        threads that answer the kernel (4)
@@ -100,6 +101,7 @@ impl Options {
             "--run-kib" => server.limits.run_bytes = number::<u32>(name, value).map(|kib| u64::from(kib) << 10)?,
             "--calls" => server.limits.calls = number(name, value)?,
             "--ahead-kib" => server.ahead_bytes = number::<u32>(name, value).map(|kib| u64::from(kib) << 10)?,
+            "--around-kib" => server.around_bytes = number::<u32>(name, value).map(|kib| u64::from(kib) << 10)?,
             "--trace-ms" => server.trace_time = Duration::from_millis(number(name, value)?),
             "--trace-chunks" => server.trace_chunks = number(name, value)?,
             "--threads" => server.threads = number(name, value)?,
@@ -127,6 +129,7 @@ impl Options {
         add("--run-kib", (server.limits.run_bytes >> 10).to_string());
         add("--calls", server.limits.calls.to_string());
         add("--ahead-kib", (server.ahead_bytes >> 10).to_string());
+        add("--around-kib", (server.around_bytes >> 10).to_string());
         add("--trace-ms", server.trace_time.as_millis().to_string());
         add("--trace-chunks", server.trace_chunks.to_string());
         add("--threads", server.threads.to_string());

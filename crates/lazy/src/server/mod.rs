@@ -40,6 +40,8 @@ pub struct Config {
     pub limits: Limits,
     /// Bytes that are brought before a reader that goes forward.
     pub ahead_bytes: u64,
+    /// Stored bytes that come with a chunk somebody waits for, behind it in its pack; half as many before it.
+    pub around_bytes: u64,
     /// How long a read waits for the store.
     pub wait_limit: Duration,
     /// How long first reads are recorded after an open.
@@ -59,6 +61,7 @@ impl Config {
             root: root.into(),
             limits: Limits::default(),
             ahead_bytes: 8 << 20,
+            around_bytes: 128 << 10,
             wait_limit: Duration::from_secs(60),
             trace_time: Duration::from_secs(60),
             trace_chunks: 16_384,

@@ -16,7 +16,7 @@ fn traces_are_learned_and_bring_what_is_read_first() {
         let run = |is_known: bool| {
             layer.empty();
             let inside = Inside::start(&site, |config| {
-                config.ahead_bytes = 0;
+                only_what_is_read(config);
                 config.trace_chunks = count;
             });
             let opened = client(&inside.socket, async |link| link.open(layer.id, "pytest").await.unwrap());

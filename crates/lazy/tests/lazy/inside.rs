@@ -18,7 +18,7 @@ fn one_chunk_is_fetched_once_for_many_readers() {
     within(60, || {
         let site = Site::new();
         let layer = site.layer(files(4, 1));
-        let inside = Inside::start(&site, |config| config.ahead_bytes = 0);
+        let inside = Inside::start(&site, only_what_is_read);
         inside.faults.set_latency(Duration::from_millis(200));
         let barrier = Barrier::new(50);
         let want = layer.data()[..4096].to_vec();
@@ -51,7 +51,7 @@ fn what_is_read_is_counted_by_layer_by_cgroup_and_together() {
     within(60, || {
         let site = Site::new();
         let (one, two) = (site.layer(files(4, 71)), site.layer(files(4, 72)));
-        let inside = Inside::start(&site, |config| config.ahead_bytes = 0);
+        let inside = Inside::start(&site, only_what_is_read);
         for layer in [&one, &two] {
             let file = inside.file(layer);
             rustix::fs::fcntl_setfl(&file, rustix::fs::OFlags::DIRECT).unwrap();
@@ -70,6 +70,30 @@ fn what_is_read_is_counted_by_layer_by_cgroup_and_together() {
         let total = inside.stats().total;
         assert_eq!((total.read_bytes, total.hits, total.misses), (8 * 4096, 2, 6));
         assert_eq!(total.fetch_latency.counts.iter().sum::<u64>(), 6);
+    });
+}
+
+#[test]
+fn what_lies_around_a_chunk_comes_with_it() {
+    within(60, || {
+        let site = Site::new();
+        // Of noise, which does not get smaller: 128 KiB behind and 64 KiB before are so many.
+        let layer = site.layer((0..40).map(|n| (format!("f{n:02}"), noise(16 << 10, n))).collect());
+        let inside = Inside::start(&site, |config| config.ahead_bytes = 0);
+        let mounted = Mounted::new(&site, &layer, true);
+        let gets = || inside.faults.counts().gets;
+        let read = |number: u32| {
+            assert!(mounted.read(&format!("f{number:02}")).unwrap() == layer.files[&format!("f{number:02}")])
+        };
+        read(10);
+        let (asked, stats) = (gets(), of(&inside, &layer));
+        assert_eq!((stats.chunks_present, stats.reads.misses), (4 + 1 + 8, 1));
+        (6..=18).for_each(read);
+        assert_eq!(gets(), asked, "all of these are here");
+        read(20);
+        assert_eq!((gets(), of(&inside, &layer).chunks_present), (asked + 1, 13 + 1 + 1 + 8), "up to what is here");
+        mounted.check(&layer);
+        assert_eq!(of(&inside, &layer).reads.fetched_raw_bytes, 40 * (16 << 10), "nothing twice");
     });
 }
 
@@ -96,7 +120,7 @@ fn while_the_store_is_down_what_is_here_is_read_and_the_rest_waits() {
     within(60, || {
         let site = Site::new();
         let layer = Arc::new(site.layer(files(20, 2)));
-        let inside = Inside::start(&site, |config| config.ahead_bytes = 0);
+        let inside = Inside::start(&site, only_what_is_read);
         let mounted = Mounted::new(&site, &layer, true);
         assert!(mounted.read("f000").unwrap() == layer.files["f000"]);
         inside.faults.set_down(true);

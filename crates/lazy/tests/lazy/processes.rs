@@ -215,7 +215,7 @@ fn a_power_cut_of_the_whole_node_costs_fetches_and_nothing_else() {
         for boot in 0..4_u64 {
             let held = Held::start(&site, |options| {
                 options.server.boot_id = Some(format!("boot {boot}"));
-                options.server.ahead_bytes = 0;
+                only_what_is_read(&mut options.server);
             });
             let mounted = Mounted::new(&site, &layer, true);
             // Only some of it, so that it never becomes complete.

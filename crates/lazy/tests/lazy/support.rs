@@ -283,6 +283,11 @@ pub struct Inside {
     server: Option<Server>,
 }
 
+/// Settings that bring chunks when they are read, and no others.
+pub fn only_what_is_read(config: &mut Config) {
+    (config.ahead_bytes, config.around_bytes) = (0, 0);
+}
+
 impl Inside {
     pub fn start(site: &Site, change: impl FnOnce(&mut Config)) -> Self {
         let mut config = Config::new(site.root());
