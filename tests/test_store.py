@@ -151,6 +151,12 @@ def test_a_read_that_cannot_be_served_is_the_platforms_fault(tmp_path: Path) -> 
             [failed] = [event for event in events if event.type == "read_failed"][:1]
             assert failed.cause == corral.Cause.PLATFORM
             assert failed.command_id == result.command.id
+            server.kill()
+            server.start()
+            assert box.exec("echo heard").ok
+            time.sleep(1)  # nothing can be waited for: that nothing is told again is what is tested
+            again = client.events.page(sandbox_id=box.id).events
+            assert [e.type for e in again].count("read_failed") == [e.type for e in events].count("read_failed")
             for pack, content in sound.items():
                 pack.write_bytes(content)
             until(lambda: box.exec("md5sum /big/39", timeout=150).ok, 30, "the store is back")
@@ -249,6 +255,33 @@ def test_what_nothing_needs_is_collected(tmp_path: Path) -> None:
         lose_layers(server)
         with client.sandboxes.create("two", limits=SMALL) as box:
             assert box.exec("cat /tmp/more; wc -c < /tmp/big").stdout == "more\n1000000\n"
+
+
+def test_a_store_that_others_use_is_not_collected(tmp_path: Path) -> None:
+    with node(tmp_path) as (server, client, store):
+        with client.sandboxes.create("bb", limits=SMALL) as box:
+            box.exec("echo kept > /kept", check=True)
+            box.snapshot("state")
+        before = objects(store)
+        other = Server(False, "--store", f"file://{store}")
+        try:
+            other.start()
+            for words in (["--grace", "0s"], ["--grace", "0s", "--dry-run"]):
+                refused = other.cli("--json", "layer", "gc", *words)
+                assert refused.returncode == 1
+                problem = json.loads(refused.stderr)
+                assert problem["kind"] == "conflict"
+                assert server.node_id in problem["message"]
+        finally:
+            other.end()
+        assert not any(other.remains().values())
+        assert objects(store) - {f"users/{other.node_id}"} == before
+        # One that is gone for good is told so by hand.
+        assert server.cli("layer", "gc", "--grace", "0s").returncode == 1
+        (store / "users" / other.node_id).unlink()
+        done = server.cli("layer", "gc", "--grace", "0s")
+        assert done.returncode == 0, done.stderr
+        assert objects(store) == before
 
 
 def test_what_a_cut_off_snapshot_left_is_collected(tmp_path: Path) -> None:

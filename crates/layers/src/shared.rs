@@ -14,6 +14,7 @@ mod index;
 mod keys;
 mod publish;
 mod pull;
+mod users;
 
 use crate::error::{StoreError, io_kind};
 use crate::store::LayerStore;
@@ -62,6 +63,15 @@ pub enum SharedError {
     /// What it refers to was removed meanwhile. Again, it is written anew.
     #[error("the publication of layer {0} met a gc: try again")]
     Raced(Digest),
+    /// Other catalogues name layers of the store, and what they need is not known here.
+    #[error(
+        "other nodes with catalogues of their own use the shared store, and their layers would be removed ({users}): \
+         give each a store of its own; the mark of one that is gone for good is the object users/ID, to be removed"
+    )]
+    Others {
+        /// Their ids.
+        users: String,
+    },
     /// The local store failed.
     #[error(transparent)]
     Local(#[from] StoreError),
@@ -108,7 +118,7 @@ impl SharedError {
                 _ => ErrorKind::UpstreamFailed,
             },
             Self::Damaged { .. } => ErrorKind::DigestMismatch,
-            Self::Partial(_) => ErrorKind::Conflict,
+            Self::Partial(_) | Self::Others { .. } => ErrorKind::Conflict,
             Self::Raced(_) | Self::Empty { .. } => ErrorKind::Unavailable,
             Self::Local(e) => e.kind(),
             Self::Index { .. } => ErrorKind::StorageError,

@@ -377,3 +377,22 @@ async fn data_that_can_be_had_again_is_known_and_given_up_where_nobody_uses_it()
         assert!(layer.cached_bytes >= 700_000 && layer.local_bytes > layer.cached_bytes);
     }
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_user_is_alone_until_another_joins() {
+    let cluster = Cluster::new();
+    let ((_, one), (_, two)) = (cluster.node("one"), cluster.node("two"));
+    one.ensure_alone("n1").await.unwrap();
+    one.join("n1").await.unwrap();
+    one.join("n1").await.unwrap();
+    one.ensure_alone("n1").await.unwrap();
+    two.join("n2").await.unwrap();
+    for (shared, own, other) in [(&one, "n1", "n2"), (&two, "n2", "n1")] {
+        match shared.ensure_alone(own).await {
+            Err(SharedError::Others { users }) => assert_eq!(users, other),
+            answer => panic!("{answer:?}"),
+        }
+    }
+    cluster.faults.script([Fault::Fail(corral_store::ErrorKind::Unavailable)]);
+    assert!(matches!(one.ensure_alone("n1").await, Err(SharedError::Remote(_))), "not known is not alone");
+}

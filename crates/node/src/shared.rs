@@ -20,9 +20,25 @@ fn problem(error: &SharedError) -> Problem {
         // Paths of the host, and what the store's client says, are for the log.
         SharedError::Local(e) => store_problem(e),
         SharedError::Io { op, .. } => Problem::new(error.kind(), format!("the node cannot {op} a file it needs")),
+        SharedError::Remote(e) => Problem::new(error.kind(), format!("the shared store failed: {}", why(e.kind()))),
         other => Problem::new(other.kind(), other.to_string()),
     };
     if problem.kind.is_retryable() { problem.retry_after_ms(1000) } else { problem }
+}
+
+/// What failed of the store, in words that name neither its place nor what its client said.
+fn why(kind: corral_store::ErrorKind) -> &'static str {
+    use corral_store::ErrorKind as Remote;
+    match kind {
+        Remote::NotFound => "it lacks a part of the layer",
+        Remote::Timeout => "it did not answer in time",
+        Remote::Unavailable => "it cannot be reached or does not work",
+        Remote::Denied => "it refuses access, or may not be written",
+        Remote::Corrupt => "its answer was not what was asked for",
+        Remote::Invalid => "its configuration is wrong",
+        Remote::Full => "it is full",
+        Remote::Unsupported => "it lacks something that is needed",
+    }
 }
 
 impl Core {
@@ -102,14 +118,18 @@ impl Core {
     /// needs.
     ///
     /// # Errors
-    /// The shared store or the host fails; what was removed before stays removed.
+    /// Another node's catalogue names layers of the shared store, or that or the host fails; what was removed before stays
+    /// removed.
     pub async fn gc_layers(self: &Arc<Self>, request: GcOnNode) -> Result<GcResult, Problem> {
         let mut needed = self.used_layers();
         needed.extend(request.needed);
         let (grace, dry_run) = (Duration::from_millis(request.spec.grace_ms), request.spec.dry_run);
         let rules = GcRules { needed, grace, dry_run };
         let report = match &self.shared {
-            Some(shared) => shared.gc(&rules).await.map_err(|e| problem(&e))?,
+            Some(shared) => {
+                shared.ensure_alone(self.id.as_str()).await.map_err(|e| problem(&e))?;
+                shared.gc(&rules).await.map_err(|e| problem(&e))?
+            }
             None => GcReport::default(),
         };
         let this = self.clone();

@@ -125,7 +125,10 @@ impl Node {
             ..LayersConfig::default()
         };
         let layers = LayerStore::open(data.join("layers"), layers_config).map_err(StartError::Layers)?;
-        let shared = remote.map(|remote| join_store(&layers, remote)).transpose().map_err(StartError::Shared)?;
+        let shared = match remote {
+            Some(remote) => Some(join_store(&layers, remote, &id).await.map_err(StartError::Shared)?),
+            None => None,
+        };
         let (send, notices) = mpsc::unbounded_channel();
         let keepers = Keepers::new(programs, &data.join("run"), config.max_live, config.ending, send);
         let core = Arc::new(Core::new(Parts {
@@ -182,11 +185,20 @@ async fn start_lazy(config: &NodeConfig, programs: &Programs) -> Result<Option<A
 }
 
 /// Joins the layers here to those of the shared store.
-fn join_store(layers: &LayerStore, remote: Arc<dyn Store>) -> Result<SharedLayers, SharedError> {
+async fn join_store(layers: &LayerStore, remote: Arc<dyn Store>, id: &NodeId) -> Result<SharedLayers, SharedError> {
     let shared = SharedLayers::open(layers.clone(), remote)?;
+    // So far each node has a catalogue of its own.
+    shared.join(id.as_str()).await?;
     // What others published before is not stored again. It can be learned while the node works.
     let learner = shared.clone();
+    let here = layers.list().is_ok_and(|layers| !layers.is_empty());
     tokio::spawn(async move {
+        if here && learner.published().await.is_ok_and(|published| published.is_empty()) {
+            tracing::warn!(
+                store = learner.store().describe(),
+                "the shared store holds no layers, and this node does: a mount may be missing, or it is a new store"
+            );
+        }
         match learner.learn_all().await {
             Ok(new) => tracing::info!(new, "layers of the shared store are known"),
             Err(error) => tracing::warn!(error = %crate::error::chain(&error), "the shared store cannot be listed"),

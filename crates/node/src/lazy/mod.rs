@@ -24,6 +24,8 @@ use std::time::Duration;
 
 /// Its control socket in the node's directory of sockets.
 const SOCKET: &str = "lazy.sock";
+/// Up to where its events were heard, beside the socket.
+const HEARD: &str = "lazy.heard";
 /// Between tries to reach a server that is being started anew.
 const PAUSE: Duration = Duration::from_millis(100);
 /// How often it is tried: a server is started anew within some tens of milliseconds.
@@ -106,6 +108,20 @@ impl Lazy {
         Err(LinkError::Timeout)
     }
 
+    /// Up to where events were heard before the node started.
+    async fn heard(&self) -> Option<After> {
+        let text = tokio::fs::read(self.socket.with_file_name(HEARD)).await.ok()?;
+        serde_json::from_slice(&text).ok()
+    }
+
+    /// Notes up to where events were heard. Where that fails they are heard twice.
+    async fn note_heard(&self, after: After) {
+        let text = serde_json::to_vec(&after).unwrap_or_default();
+        if let Err(error) = tokio::fs::write(self.socket.with_file_name(HEARD), text).await {
+            tracing::debug!(%error, "what was heard of the server of lazy reads is not noted");
+        }
+    }
+
     /// Counters.
     ///
     /// # Errors
@@ -178,7 +194,7 @@ fn owner_of(cgroup: &str) -> Option<(SandboxId, Option<CommandId>)> {
 impl Core {
     /// Listens to the server of lazy reads until the node ends.
     pub async fn hear_lazy(self: Arc<Self>, lazy: Arc<Lazy>) {
-        let mut after: Option<After> = None;
+        let mut after = lazy.heard().await;
         loop {
             let events = match LazyLink::connect(&lazy.socket).await {
                 Ok(link) => link.events(after).await,
@@ -192,8 +208,10 @@ impl Core {
             while let Ok(line) = events.next().await {
                 match line {
                     EventLine::Event(record) => {
-                        after = Some(After { epoch, seq: record.seq });
+                        let heard = After { epoch, seq: record.seq };
                         self.lazy_event(record.event).await;
+                        lazy.note_heard(heard).await;
+                        after = Some(heard);
                     }
                     EventLine::Lost(count) => tracing::warn!(count, "events of the server of lazy reads were lost"),
                 }
