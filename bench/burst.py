@@ -23,7 +23,6 @@ from typing import Any
 
 import corral
 
-import host
 from corpus import Corpus
 from disk import Disk, drop_caches
 from engine import Engine
@@ -125,12 +124,12 @@ class Burst:
     def _publish(self, images: list[Image], part: Path) -> None:
         key = part / "key"
         with Disk(self.directory / "publisher") as disk:
-            node = Node(self.libexec, self.load, disk.at / "node", None, f"--store=file://{part / 'store'}")
+            store = f"--store=file://{part / 'store'}"
+            if key.exists():
+                node = self.node(part, disk, store)
+            else:
+                node = Node(self.libexec, self.load, disk.at / "node", None, store)
             try:
-                if key.exists():
-                    node.directory.mkdir(mode=0o700)
-                    _copy_catalogue(part, node.directory)
-                    node.key = key.read_text()
                 node.start()
                 for image in images:
                     archive = self.corpus.archive([image])
@@ -262,10 +261,6 @@ def _figures(runs: dict[str, list[Run]], count: int, images: int) -> dict[str, F
 
     main, other = LATENCIES_MS
     what = f"{count} sandboxes over {images} images, {IN_FLIGHT} at a time, cold, store {main} ms away, no traces"
-    if host.gives_memory_back():
-        what += (
-            "; this machine gives free memory back to its host, so the first use of a page costs all arms some 20 µs"
-        )
     times = (
         f"{what}; once at {other} ms: {middle(seconds('near lazy')):.1f} s lazily,"
         f" {middle(seconds('near pull')):.1f} s pulled; once with traces: {middle(seconds('traced')):.1f} s"

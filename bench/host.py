@@ -117,8 +117,3 @@ def remove_stale(parent: Path) -> None:
                     release(directory, f"corral-{marker.read_text().strip()}")
             release(directory, "corral-bench-docker")
             shutil.rmtree(directory, ignore_errors=True)
-
-
-def gives_memory_back() -> bool:
-    """Whether this is a virtual machine that tells its host of free memory: its first use costs time again then."""
-    return Path("/sys/module/page_reporting").exists()

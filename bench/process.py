@@ -65,7 +65,7 @@ def stop(process: subprocess.Popen[bytes], patience: float) -> None:
 def kill_mentioning(text: str) -> None:
     """Kills every process that has `text` in its command line: keepers and shims, which leave their group."""
     for _ in range(50):
-        found = [pid for pid in map(int, filter(str.isdigit, os.listdir("/proc"))) if _mentions(pid, text)]
+        found = mentioning(text)
         if not found:
             return
         for pid in found:
@@ -73,6 +73,11 @@ def kill_mentioning(text: str) -> None:
                 os.kill(pid, signal.SIGKILL)
         time.sleep(0.1)
     raise Failed(f"processes of {text} do not die")
+
+
+def mentioning(text: str) -> list[int]:
+    """Processes that have `text` in their command line, but for this one."""
+    return [pid for pid in map(int, filter(str.isdigit, os.listdir("/proc"))) if _mentions(pid, text)]
 
 
 def _mentions(pid: int, text: str) -> bool:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import subprocess
 import sys
 import threading
 import time
@@ -22,7 +21,7 @@ import corral
 from burst import LIMITS, Burst
 from disk import Disk, drop_caches
 from node import Node
-from process import Failed, say
+from process import Failed, mentioning, say
 from tasks import IMAGES
 
 REPOSITORY = Path(__file__).resolve().parent.parent
@@ -81,13 +80,10 @@ def killing(node: Node) -> Iterator[None]:
 
 def servers(node: Node) -> list[int]:
     """The servers of a node: children of the holder that names its directory."""
-    holders = subprocess.run(
-        ["pgrep", "-f", f"corral-lazy.*{node.directory}"], capture_output=True, text=True, timeout=10, check=False
-    ).stdout.split()
-    return [int(pid) for holder in holders for pid in _children(holder)]
+    return [int(pid) for holder in mentioning(f"{node.directory}/layers") for pid in _children(holder)]
 
 
-def _children(pid: str) -> list[str]:
+def _children(pid: int) -> list[str]:
     with contextlib.suppress(OSError):
         return Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
     return []

@@ -1,7 +1,8 @@
 """The images of the burst: what is in each, and the small real task that a sandbox runs in it.
 
 An image is a Debian base that all share, its stack's layer that four share, and a layer of its own, as images have that
-are built from Dockerfiles. A task ends with 0 only when what it made is right.
+are built from Dockerfiles. A task imports, compiles or runs something of it, as short as such work is, and ends with 0
+only when that went well: what is compiled for Go and Java is not run.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-//! `corral-load`: load for the benches, on a gateway or a Docker engine, and a store for them. Prints one JSON line per measurement.
+//! `corral-load`: load for the benches, on a gateway or a Docker engine, and a store for them. Prints one JSON line per
+//! measurement.
 #![forbid(unsafe_code)]
 
 mod http;

@@ -163,18 +163,27 @@ impl Core {
     /// # Errors
     /// When the ledger cannot be read.
     pub async fn ended(self: &Arc<Self>, id: &SandboxId) -> Result<Option<crate::ledger::SandboxRecord>, Problem> {
-        let read = || {
-            let id = id.clone();
-            self.read_ledger(move |ledger| ledger.sandbox(&id))
-        };
-        match read().await? {
+        let of = id.clone();
+        match self.read_ledger(move |ledger| ledger.sandbox(&of)).await? {
             Some(record) if record.state != State::Ended => {
                 // Its end is on the way to the file.
-                self.ledger.settle().await.map_err(|e| crate::error::ledger_problem(&e))?;
-                read().await
+                let id = id.clone();
+                self.read_settled(move |ledger| ledger.sandbox(&id)).await
             }
             other => Ok(other),
         }
+    }
+
+    /// Reads the ledger with all that was posted before.
+    ///
+    /// # Errors
+    /// When it cannot be written or read.
+    pub async fn read_settled<T: Send + 'static>(
+        self: &Arc<Self>,
+        read: impl FnOnce(&Ledger) -> Result<T, crate::ledger::LedgerError> + Send + 'static,
+    ) -> Result<T, Problem> {
+        self.ledger.settle().await.map_err(|e| crate::error::ledger_problem(&e))?;
+        self.read_ledger(read).await
     }
 
     /// Reads the ledger on a blocking thread.

@@ -190,10 +190,10 @@ async fn join_store(layers: &LayerStore, remote: Arc<dyn Store>, id: &NodeId) ->
     // So far each node has a catalogue of its own.
     shared.join(id.as_str()).await?;
     // What others published before is not stored again. It can be learned while the node works.
-    let learner = shared.clone();
-    let here = layers.list().is_ok_and(|layers| !layers.is_empty());
+    let (learner, local) = (shared.clone(), layers.clone());
     tokio::spawn(async move {
-        if here && learner.published().await.is_ok_and(|published| published.is_empty()) {
+        let is_empty = learner.holds_layers().await.is_ok_and(|holds| !holds);
+        if is_empty && local.list().is_ok_and(|layers| !layers.is_empty()) {
             tracing::warn!(
                 store = learner.store().describe(),
                 "the shared store holds no layers, and this node does: a mount may be missing, or it is a new store"

@@ -74,15 +74,20 @@ impl SharedLayers {
 
     /// What it means that there is no manifest of a layer.
     async fn missing(&self, digest: &Digest) -> SharedError {
-        let holds_layers = match keys::prefix(keys::LAYERS) {
-            Ok(prefix) => corral_store::holds_any(&*self.store, &prefix).await.map_err(SharedError::Remote),
-            Err(error) => Err(error),
-        };
-        match holds_layers {
+        match self.holds_layers().await {
             Ok(true) => SharedError::NotFound(*digest),
             Ok(false) => SharedError::Empty { store: self.store.describe() },
             Err(error) => error,
         }
+    }
+
+    /// Whether there is anything of any layer. Looks at the beginning of the list only.
+    ///
+    /// # Errors
+    /// The store cannot be listed.
+    pub async fn holds_layers(&self) -> Result<bool, SharedError> {
+        let prefix = keys::prefix(keys::LAYERS)?;
+        corral_store::holds_any(&*self.store, &prefix).await.map_err(SharedError::Remote)
     }
 
     /// Takes in where chunks of all published layers are that this node does not know of. Returns how many layers were

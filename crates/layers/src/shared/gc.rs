@@ -157,7 +157,8 @@ impl SharedLayers {
         Ok(places.map_err(|e| SharedError::format(digest, &e))?.packs)
     }
 
-    async fn all(&self, prefix: &str) -> Result<Vec<ListEntry>, SharedError> {
+    /// All objects below a prefix.
+    pub(super) async fn all(&self, prefix: &str) -> Result<Vec<ListEntry>, SharedError> {
         let prefix = keys::prefix(prefix)?;
         let pages: Vec<Vec<ListEntry>> =
             self.store.list(Some(&prefix)).try_collect().await.map_err(SharedError::Remote)?;

@@ -1,7 +1,7 @@
 //! Who uses a store: a mark for each catalogue. A collection knows what its own catalogue needs and nothing of others,
 //! so it is refused where there are any.
 
-use super::{SharedError, SharedLayers, keys};
+use super::{SharedError, SharedLayers};
 use corral_store::Key;
 
 /// Below which the marks lie: empty objects that are named as their users.
@@ -22,13 +22,9 @@ impl SharedLayers {
     /// # Errors
     /// Somebody does (`Others`), or the store fails.
     pub async fn ensure_alone(&self, user: &str) -> Result<(), SharedError> {
-        use futures_util::TryStreamExt as _;
-        let prefix = keys::prefix(USERS)?;
-        let mut pages = self.store.list(Some(&prefix));
-        let mut users = Vec::new();
-        while let Some(page) = pages.try_next().await.map_err(SharedError::Remote)? {
-            users.extend(page.iter().filter_map(|entry| entry.key.segments().last().map(str::to_owned)));
-        }
+        let marks = self.all(USERS).await?;
+        let mut users: Vec<String> =
+            marks.iter().filter_map(|mark| mark.key.segments().last().map(str::to_owned)).collect();
         users.retain(|other| other != user);
         if users.is_empty() { Ok(()) } else { Err(SharedError::Others { users: users.join(", ") }) }
     }

@@ -33,8 +33,7 @@ pub async fn read(State(core): State<Arc<Core>>, Params(query): Params<EventQuer
     let after = query.after.unwrap_or(0);
     let limit = query.limit.unwrap_or(PAGE.1).clamp(1, PAGE.0);
     // What was recorded before this request is in the page.
-    core.ledger.settle().await.map_err(|e| crate::error::ledger_problem(&e))?;
-    let events = core.read_ledger(move |ledger| {
+    let events = core.read_settled(move |ledger| {
         let (first, _) = ledger.event_range()?;
         Ok((ledger.events(after, sandbox.as_ref(), limit)?, first))
     });
@@ -72,9 +71,8 @@ impl Following {
                 return Some(event);
             }
             if self.behind {
-                self.core.ledger.settle().await.ok()?;
                 let (after, sandbox) = (self.after, self.sandbox.clone());
-                let read = self.core.read_ledger(move |ledger| ledger.events(after, sandbox.as_ref(), PAGE.1)).await;
+                let read = self.core.read_settled(move |ledger| ledger.events(after, sandbox.as_ref(), PAGE.1)).await;
                 self.ready = read.ok()?.into();
                 self.behind = self.ready.len() == PAGE.1 as usize;
                 continue;

@@ -176,8 +176,7 @@ pub async fn list(State(core): Node, RawQuery(query): RawQuery) -> Answer {
     let mut records: Vec<SandboxRecord> = if filter.state == Some(Phase::Ended) {
         let keep = core.config.keep_ended_count;
         // An end that was told is in the list.
-        core.ledger.settle().await.map_err(|e| crate::error::ledger_problem(&e))?;
-        core.read_ledger(move |ledger| ledger.ended(keep)).await?
+        core.read_settled(move |ledger| ledger.ended(keep)).await?
     } else {
         core.all().iter().map(|s| s.lock().record.clone()).filter(|r| r.state != Phase::Ended).collect()
     };
