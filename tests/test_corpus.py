@@ -10,8 +10,8 @@ from pathlib import Path
 
 import corral
 from conftest import SMALL
+from stores import node, objects
 from support import Server, busybox_rootfs, docker_archive, tar_of
-from test_store import node, objects
 
 LARGE = 70 << 20
 

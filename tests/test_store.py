@@ -9,44 +9,17 @@ import shutil
 import signal
 import sqlite3
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import httpx
 import pytest
 
 import corral
 from conftest import SMALL
-from support import Server, processes, status_of, until, with_busybox
+from stores import BIG, lazy_servers, lose_layers, node, objects, usage_of
+from support import Server, until, with_busybox
 
 pytestmark = pytest.mark.timeout(300)
-
-
-@contextmanager
-def node(scratch: Path, *options: str) -> Iterator[tuple[Server, corral.Client, Path]]:
-    store = scratch / "store"
-    store.mkdir()
-    server = Server(False, "--store", f"file://{store}", *options)
-    with with_busybox(server, scratch) as client:
-        yield server, client, store
-
-
-def objects(store: Path) -> set[str]:
-    found = (path.relative_to(store) for path in store.rglob("*") if path.is_file())
-    return {str(path) for path in found if not any(part.startswith(".") for part in path.parts)}
-
-
-def lose_layers(server: Server) -> None:
-    """What a node is that was just added: it knows of images, and has no layer."""
-    assert server.stop() == 0
-    down = server.cli("down", "--data-dir", str(server.data))
-    assert down.returncode == 0, down.stderr
-    left = server.remains()
-    assert not any(left.values()), left
-    shutil.rmtree(server.data / "layers")
-    server.start()
 
 
 def test_a_node_without_layers_gets_them_from_the_store(tmp_path: Path) -> None:
@@ -65,14 +38,6 @@ def test_a_node_without_layers_gets_them_from_the_store(tmp_path: Path) -> None:
         assert usage["elsewhere"] == 0
         assert all(layer["published"] for layer in usage["layers"])
         assert b"DIGEST" in server.cli("layer", "du").stdout
-
-
-BIG = "mkdir /big; n=0; while [ $n -lt 40 ]; do head -c 500000 /dev/urandom > /big/$n; n=$((n+1)); done; sync"
-
-
-def usage_of(server: Server, digest: str) -> dict[str, Any]:
-    listed = json.loads(server.cli("--json", "layer", "du").stdout)["layers"]
-    return dict(next(layer for layer in listed if layer["digest"] == digest))
 
 
 def test_what_is_not_read_is_not_fetched(tmp_path: Path) -> None:
@@ -98,13 +63,6 @@ def test_what_is_not_read_is_not_fetched(tmp_path: Path) -> None:
             with client.sandboxes.create("big", limits=SMALL) as other:
                 assert other.exec("cd /big; md5sum *").stdout == sums
             assert (server.data / "layers/mounts" / digest[7:]).exists()
-
-
-def lazy_servers(server: Server) -> list[int]:
-    """The servers of a node: children of the holder that names its directory."""
-    programs = [(pid, words) for pid, words in processes() if words[0].endswith("corral-lazy")]
-    holders = {pid for pid, words in programs if str(server.data) in " ".join(words)}
-    return [pid for pid, _ in programs if int(status_of(pid)["PPid"]) in holders]
 
 
 def test_the_server_of_lazy_reads_dies_under_readers(tmp_path: Path) -> None:

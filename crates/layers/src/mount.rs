@@ -180,19 +180,38 @@ impl LayerStore {
         self.unmount_unused(&|_| false)
     }
 
+    /// Lets go of every mount whose data is fetched as it is read: what served them is gone, and so are these. Says of
+    /// which layers they were. Clones given out stay, and every read through them fails.
+    ///
+    /// # Errors
+    /// The kernel refuses; what came before is let go of.
+    pub fn detach_lazy(&self) -> Result<Vec<Digest>, MountError> {
+        let mut lost = Vec::new();
+        for point in self.mounted_points()?.into_iter().filter(|point| point.extension().is_some()) {
+            let Some(digest) = layer_at(&point) else { continue };
+            let hold = self.mounts().hold(&digest);
+            let _turn = hold.lock();
+            let flags = UnmountFlags::DETACH | UnmountFlags::NOFOLLOW;
+            rustix::mount::unmount(&point, flags).map_err(|e| MountError::syscall("unmount", &point, e))?;
+            unmount(&point)?;
+            lost.push(digest);
+        }
+        Ok(lost)
+    }
+
     /// Layers mounted at this store's mount points, as the kernel lists them.
     fn mounted(&self) -> Result<Vec<Digest>, MountError> {
-        let path = Path::new("/proc/self/mountinfo");
-        let text = std::fs::read(path).map_err(|e| MountError::syscall("read", path, e))?;
-        let mut out: Vec<Digest> = text
-            .split(|b| *b == b'\n')
-            .filter_map(mount_point)
-            .filter(|point| point.parent() == Some(&self.mounts().dir))
-            .filter_map(|point| format!("sha256:{}", point.file_stem()?.to_str()?).parse().ok())
-            .collect();
+        let mut out: Vec<Digest> = self.mounted_points()?.iter().filter_map(|point| layer_at(point)).collect();
         out.sort();
         out.dedup();
         Ok(out)
+    }
+
+    fn mounted_points(&self) -> Result<Vec<PathBuf>, MountError> {
+        let path = Path::new("/proc/self/mountinfo");
+        let text = std::fs::read(path).map_err(|e| MountError::syscall("read", path, e))?;
+        let points = text.split(|b| *b == b'\n').filter_map(mount_point);
+        Ok(points.filter(|point| point.parent() == Some(&self.mounts().dir)).collect())
     }
 
     /// After a restart: keeps mounts of layers that are there, ends those of layers that are not.
@@ -211,6 +230,11 @@ impl LayerStore {
         }
         Ok(())
     }
+}
+
+/// Which layer is mounted at a point, by its name.
+fn layer_at(point: &Path) -> Option<Digest> {
+    format!("sha256:{}", point.file_stem()?.to_str()?).parse().ok()
 }
 
 fn is_erofs(point: &Path) -> bool {

@@ -14,7 +14,8 @@
 //!
 //! Two processes, so that no reader ever sees the end of one: the [`holder`] holds the FUSE connection and starts the
 //! [`server`] anew whenever it ends; requests that were under way are handed out again by the kernel. Everything the
-//! server knows is on the disk or can be asked for again. The node talks to it by the [`client`].
+//! server knows is on the disk or can be asked for again. The node talks to it by the [`client`], and keeps a
+//! [`Lifeline`]: when both processes end at once it starts a holder that goes on with that.
 #![forbid(unsafe_code)]
 
 pub mod client;
@@ -25,10 +26,12 @@ pub mod holder;
 mod id;
 mod kept;
 mod layer;
+mod lifeline;
 pub mod options;
 pub mod server;
 
 pub use id::{IdError, LayerId};
+pub use lifeline::Lifeline;
 
 /// What handing over to another program of this crate takes: both must say the same.
 pub const HANDOVER: &str = "corral-lazy handover 1";

@@ -11,6 +11,7 @@ fn main() {
     let (command, rest) = words.split_first().map_or(("", &[][..]), |(first, rest)| (first.as_str(), rest));
     let ended = match (command, rest) {
         ("hold", [resume, numbers, rest @ ..]) if resume == "--resume" => resume_holding(numbers, rest),
+        ("hold", [from, word, rest @ ..]) if from == "--from" => go_on(word, rest),
         ("hold", rest) if !rest.is_empty() => hold(rest),
         ("serve", [fds, numbers, holder, pid, rest @ ..]) if fds == "--fds" && holder == "--holder" => {
             serve(numbers, pid, rest)
@@ -29,6 +30,10 @@ fn main() {
 
 fn hold(words: &[String]) -> Result<()> {
     Ok(holder::hold(Options::parse(words)?)?)
+}
+
+fn go_on(word: &str, words: &[String]) -> Result<()> {
+    Ok(holder::go_on(Options::parse(words)?, word)?)
 }
 
 fn probe(words: &[String]) -> Result<()> {

@@ -114,11 +114,9 @@ impl Node {
             .await
             .map_err(|_| StartError::Runtime(RuntimeError::Gone))?
             .map_err(StartError::Runtime)?;
+        let is_lost = corral_lazy::holder::is_lost(&data.join("layers"));
         let lazy = start_lazy(&config, &programs).await?;
-        let lazy_running = match &lazy {
-            Some(lazy) => Some(lazy.clone()),
-            None => Lazy::find(&data.join("run")).await.map(Arc::new),
-        };
+        let lazy_running = lazy.clone().or_else(|| Lazy::find(&data.join("layers"), &data.join("run")).map(Arc::new));
         let layers_config = LayersConfig {
             plain_http_hosts: config.plain_http_hosts.clone(),
             lazy_reads: lazy.is_some(),
@@ -144,6 +142,9 @@ impl Node {
             last_event,
         }));
         let (adopted, hearing) = core.adopt(live, rebooted, notices).await.map_err(StartError::Runtime)?;
+        if is_lost {
+            core.lose_lazy().await;
+        }
         let taken_over = adopted.total();
         tracing::info!(?adopted, "the node is ready");
         let looking = core.clone();
@@ -153,6 +154,7 @@ impl Node {
             if let Some(shared) = core.shared.clone() {
                 tasks.push(tokio::spawn(core.clone().keep_cache(lazy.clone(), shared)));
             }
+            tasks.push(tokio::spawn(core.clone().guard_lazy(lazy.clone())));
             tasks.push(tokio::spawn(core.clone().hear_lazy(lazy)));
         }
         Ok(NodeHandle { core, tasks, taken_over })
@@ -293,8 +295,10 @@ impl NodeHandle {
         while endings.join_next().await.is_some() {}
         let mut left = self.core.keepers.shut_down().await;
         left.extend(self.core.layers.unmount_all().err().iter().flatten().map(|e| crate::error::chain(e)));
-        if let Some(lazy) = &self.core.lazy_running {
-            left.extend(lazy.end().await.err());
+        match &self.core.lazy_running {
+            Some(lazy) => left.extend(lazy.end().await.err().map(|e| crate::error::chain(&e))),
+            // What one left that was killed.
+            None => corral_lazy::holder::unmount(&self.core.config.data_dir.join("layers")),
         }
         left.extend(self.core.containers.detach().err().iter().flatten().map(|e| crate::error::chain(e)));
         for what in &left {

@@ -2,7 +2,7 @@
 
 mod process;
 
-pub use process::{LazyProcess, ProcessError};
+pub use process::{LazyProcess, ProcessError, end};
 
 use crate::LayerId;
 use crate::control::{After, Done, EventLine, Evicted, Listening, Opened, Refusal, Reply, Request, Stats, Who};

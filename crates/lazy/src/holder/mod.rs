@@ -3,10 +3,12 @@
 //! One thread that sleeps. It mounts, binds the control socket, starts the server and starts it again when it ends or
 //! stands still ([`watch`]). It makes no decisions about layers and knows none. To go on as another version it executes that in its own process, with all
 //! descriptors; readers notice nothing but the time it takes to start a server. When the holder itself is killed, the
-//! server takes its place in the same way.
+//! server takes its place in the same way. When both are, a new holder goes on with what somebody else has kept
+//! ([`crate::lifeline`]).
 //!
 //! `ROOT/lazy.lock` keeps a second holder away; it stays when the holder ends.
 
+mod alive;
 mod mount;
 mod server;
 mod upgrade;
@@ -14,6 +16,7 @@ pub(crate) mod watch;
 
 use crate::control::RestartCause;
 use crate::kept;
+use crate::lifeline::{Lifeline, STATE};
 use crate::options::Options;
 use crate::server::protect;
 use corral_sys::fork::{SingleThreaded, try_reap_any};
@@ -32,6 +35,8 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 use watch::{Look, QUESTION, Watch};
 
+pub(crate) use alive::open_as;
+pub use alive::{is_held, is_lost, kill, processes};
 pub use mount::{mount, unmount};
 pub use upgrade::probe_line;
 
@@ -50,6 +55,9 @@ pub enum HolderError {
     /// Descriptors that were to be handed over are not there.
     #[error("descriptors {0:?} were not handed over")]
     Descriptors(String),
+    /// What somebody kept of another holder cannot be had.
+    #[error("descriptors cannot be copied from {0:?}")]
+    Kept(String, #[source] io::Error),
     /// A call failed.
     #[error("{what} {}", path.display())]
     Io {
@@ -95,6 +103,8 @@ struct Holder {
     is_over: bool,
 }
 
+/// Name of the lock in the root.
+const LOCK: &str = "lazy.lock";
 const OOM_SCORE: i32 = -1000;
 /// A server that ends sooner is not started again at once for ever.
 const SHORT: Duration = Duration::from_millis(100);
@@ -107,27 +117,38 @@ const GONE_WITHIN: Duration = Duration::from_secs(10);
 /// # Errors
 /// It cannot begin.
 pub fn hold(options: Options) -> Result<(), HolderError> {
-    // Known before anything is touched.
-    options.store.parse::<corral_store::StoreConfig>()?;
-    // Signals for the terminal or group of whoever starts it are not for it. It may lead a group already.
-    rustix::process::setsid().map(|_| ()).unwrap_or(());
     let root = &options.server.root;
-    let lock = lock(root)?;
+    let lock = begin(&options)?;
     let device = mount(root)?;
-    let begun = listen(&options.socket).and_then(|listener| {
-        let state = rustix::fs::memfd_create("corral-lazy", MemfdFlags::CLOEXEC).map_err(failed("memory for", root));
-        let held = state.map(|state| Held { device, listener, state, lock });
-        // From here on the socket is its own.
-        held.and_then(|held| Holder::new(options.clone(), held))
-            .inspect_err(|_| rustix::fs::unlink(&options.socket).unwrap_or(()))
-    });
-    match begun {
+    let state = rustix::fs::memfd_create(STATE, MemfdFlags::CLOEXEC).map_err(failed("memory for", root));
+    match state.and_then(|state| Holder::at_socket(options.clone(), Lifeline { device, state }, lock)) {
         Ok(holder) => holder.run(),
         Err(error) => {
             unmount(root);
             Err(error)
         }
     }
+}
+
+/// Goes on with what somebody has kept of a holder that is gone, where a word says. Its readers have been waiting.
+///
+/// # Errors
+/// What it needs is not there. The mount stays as it is.
+pub fn go_on(options: Options, word: &str) -> Result<(), HolderError> {
+    let lock = begin(&options)?;
+    let kept = Lifeline::from_word(word).map_err(|errno| HolderError::Kept(word.to_owned(), errno.into()))?;
+    let mut holder = Holder::at_socket(options, kept, lock)?;
+    holder.after = Some(RestartCause::Crashed);
+    holder.run()
+}
+
+/// What any holder that is started begins with; gives the lock on the root.
+fn begin(options: &Options) -> Result<OwnedFd, HolderError> {
+    // Known before anything is touched.
+    options.store.parse::<corral_store::StoreConfig>()?;
+    // Signals for the terminal or group of whoever starts it are not for it. It may lead a group already.
+    rustix::process::setsid().map(|_| ()).unwrap_or(());
+    lock(&options.server.root)
 }
 
 /// Goes on where another version of this program left off.
@@ -165,6 +186,15 @@ fn environment() -> Vec<CString> {
 }
 
 impl Holder {
+    /// One that listens at its socket from now on.
+    fn at_socket(options: Options, Lifeline { device, state }: Lifeline, lock: OwnedFd) -> Result<Self, HolderError> {
+        let socket = options.socket.clone();
+        let listener = listen(&socket)?;
+        // From here on the socket is its own.
+        Self::new(options, Held { device, listener, state, lock })
+            .inspect_err(|_| rustix::fs::unlink(&socket).unwrap_or(()))
+    }
+
     fn new(options: Options, held: Held) -> Result<Self, HolderError> {
         let own = Path::new("/proc/self/exe");
         // One executed by its descriptor has a number for a name.
@@ -348,7 +378,7 @@ impl Held {
 }
 
 fn lock(root: &Path) -> Result<OwnedFd, HolderError> {
-    let path = root.join("lazy.lock");
+    let path = root.join(LOCK);
     let flags = OFlags::RDWR | OFlags::CREATE | OFlags::CLOEXEC | OFlags::NOFOLLOW;
     let lock = rustix::fs::open(&path, flags, Mode::from_raw_mode(0o600)).map_err(failed("open", &path))?;
     match rustix::fs::flock(&lock, FlockOperation::NonBlockingLockExclusive) {

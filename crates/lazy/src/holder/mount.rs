@@ -40,9 +40,19 @@ pub fn mount(root: &Path) -> Result<OwnedFd, HolderError> {
     Ok(device)
 }
 
+/// Whether something of this program is mounted there, be it that it works or not.
+pub(super) fn is_mounted(root: &Path) -> bool {
+    mounts_at(&listed(root)) > 0
+}
+
+/// Where files appear, as the kernel lists it.
+fn listed(root: &Path) -> PathBuf {
+    std::fs::canonicalize(root).map_or_else(|_| point(root), |root| point(&root))
+}
+
 /// Detaches whatever of this program is mounted there; what is open stays open until the connection ends.
 pub fn unmount(root: &Path) {
-    let at = std::fs::canonicalize(root).map_or_else(|_| point(root), |root| point(&root));
+    let at = listed(root);
     for _ in 0..mounts_at(&at) {
         if let Err(error) = rustix::mount::unmount(&at, UnmountFlags::DETACH | UnmountFlags::NOFOLLOW) {
             eprintln!("corral-lazy: {} stays mounted: {error}", at.display());

@@ -1,7 +1,11 @@
 //! Holder and server as processes: what readers see while these end and change.
 
 use crate::support::*;
+use corral_lazy::client::LazyProcess;
 use corral_lazy::control::{Event, RestartCause};
+use corral_lazy::options::Options;
+use corral_lazy::{Lifeline, holder};
+use std::process::Child;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::{Duration, Instant};
@@ -126,6 +130,97 @@ fn a_server_takes_the_place_of_a_holder_that_is_killed() {
     });
 }
 
+/// Starts a holder in the place of those that are gone, or stand still where nothing was kept of them.
+fn another(options: &Options, kept: Option<&Lifeline>) -> Child {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    let log = options.socket.with_extension("log");
+    let (program, log) = (program(), log.as_path());
+    runtime.block_on(async {
+        let process = match kept {
+            Some(kept) => LazyProcess::go_on(&program, options, log, kept).await,
+            None => LazyProcess::replace(&program, options, log).await,
+        };
+        process.unwrap_or_else(|e| panic!("{e}: {}", std::fs::read_to_string(log).unwrap())).started.unwrap()
+    })
+}
+
+/// Holder and server, by a signal that neither can catch.
+fn signal_both(root: &std::path::Path, signal: i32) {
+    let pids = holder::processes(root);
+    assert_eq!(pids.len(), 2, "holder and server: {pids:?}");
+    for pid in pids {
+        corral_sys::process::kill(pid, signal).unwrap();
+    }
+}
+
+#[test]
+fn readers_outlive_holder_and_server_where_their_connection_is_kept() {
+    within(120, || {
+        let site = Arc::new(Site::new());
+        let root = site.root();
+        let layers: Vec<Layer> = (0..6).map(|n| site.layer(files(20, 400 + n))).collect();
+        let held = Held::start(&site, |_| {});
+        let (options, first) = (held.options.clone(), held.who());
+        let mut kept = Lifeline::of(first.holder_pid).unwrap();
+        let (stop, threads) = readers(&site, layers, 3);
+        let mut children = Vec::new();
+        for round in 0..5 {
+            std::thread::sleep(Duration::from_millis(200));
+            signal_both(&root, libc::SIGKILL);
+            until("their end", || !holder::is_held(&root));
+            assert!(kept.is_connected() && holder::is_lost(&root));
+            children.push(another(&options, Some(&kept)));
+            assert!(holder::is_held(&root) && !holder::is_lost(&root));
+            // Each can be followed by another, with what was kept of it or of one before.
+            if round % 2 == 0 {
+                kept = Lifeline::of(children.last().unwrap().id() as i32).unwrap();
+            }
+            assert!(threads.iter().all(|t| !t.is_finished()), "a reader failed");
+        }
+        stop.store(true, Ordering::Relaxed);
+        assert!(threads.into_iter().all(|t| t.join().unwrap() > 0));
+        let stats = client(&options.socket, async |link| link.stats().await.unwrap());
+        assert_eq!(stats.restarts.crashed, 5);
+        // One at a time, also in this way.
+        let nothing = format!("{}:1000000,1000001", std::process::id());
+        let late = || {
+            let mut command = std::process::Command::new(program());
+            let output = command.args(["hold", "--from", &nothing]).args(options.words()).output().unwrap();
+            String::from_utf8_lossy(&output.stderr).into_owned()
+        };
+        assert!(late().contains("another holder serves"));
+        held.end();
+        for child in &mut children {
+            child.wait().unwrap();
+        }
+        // What is kept of one that was told to end keeps nothing mounted.
+        until("the end of the connection", || !kept.is_connected());
+        let said = late();
+        assert!(said.contains(&format!("descriptors cannot be copied from {nothing:?}")), "{said}");
+        assert!(!options.socket.exists() && !holder::is_held(&root));
+    });
+}
+
+#[test]
+fn holder_and_server_that_stand_still_are_replaced_under_their_readers() {
+    within(60, || {
+        let site = Arc::new(Site::new());
+        let layers = (0..3).map(|n| site.layer(files(20, 500 + n))).collect();
+        let held = Held::start(&site, |_| {});
+        let (options, root) = (held.options.clone(), site.root());
+        let (stop, threads) = readers(&site, layers, 2);
+        signal_both(&root, libc::SIGSTOP);
+        assert!(holder::is_held(&root) && held.try_who().is_none());
+        let mut child = another(&options, None);
+        let now = held.who();
+        assert_eq!(now.holder_pid, child.id() as i32);
+        stop.store(true, Ordering::Relaxed);
+        assert!(threads.into_iter().all(|t| t.join().unwrap() > 0));
+        held.end();
+        child.wait().unwrap();
+    });
+}
+
 #[test]
 fn one_holder_for_a_root_and_what_a_dead_one_left_is_taken_away() {
     within(60, || {
@@ -135,6 +230,7 @@ fn one_holder_for_a_root_and_what_a_dead_one_left_is_taken_away() {
         drop(corral_lazy::holder::mount(&site.root()).unwrap());
         std::os::unix::net::UnixListener::bind(site.dir.path().join("c.sock")).map(drop).unwrap();
         assert!(std::fs::metadata(site.root().join("lazy")).is_err(), "it is dead");
+        assert!(holder::is_lost(&site.root()) && holder::processes(&site.root()).is_empty());
         let held = Held::start(&site, |_| {});
         let mode = std::os::unix::fs::MetadataExt::mode(&std::fs::metadata(&held.options.socket).unwrap());
         assert_eq!(mode & 0o777, 0o600);

@@ -3,6 +3,7 @@
 //! It is a process of its own that outlives the node. What it tells is brought to the sandboxes and commands it is about:
 //! a read that failed marks the command that made it, a layer that is complete is mounted from its own data from then on.
 
+mod guard;
 mod metrics;
 
 use crate::config::StoreUrl;
@@ -13,10 +14,10 @@ use corral_api::catalogue::LayerReads;
 use corral_api::digest::Digest;
 use corral_api::ids::{CommandId, SandboxId};
 use corral_api::sandbox::{Cause, EventKind, SandboxStats};
-use corral_lazy::LayerId;
 use corral_lazy::client::{LazyLink, LazyProcess, LinkError, ProcessError};
 use corral_lazy::control::{After, Event, EventLine, Stats};
 use corral_lazy::options::Options;
+use corral_lazy::{LayerId, Lifeline, holder};
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -35,8 +36,19 @@ const TRIES: u32 = 50;
 #[derive(Debug)]
 pub struct Lazy {
     socket: PathBuf,
-    holder: i32,
+    /// The directory that it serves.
+    root: PathBuf,
+    /// How it is started.
+    home: Option<Home>,
     link: tokio::sync::Mutex<Option<LazyLink>>,
+}
+
+/// How a server is started.
+#[derive(Debug)]
+struct Home {
+    program: PathBuf,
+    options: Options,
+    log: PathBuf,
 }
 
 impl Lazy {
@@ -47,15 +59,12 @@ impl Lazy {
     pub async fn ensure(program: &Path, root: &Path, run: &Path, store: &StoreUrl) -> Result<Self, ProcessError> {
         let socket = run.join(SOCKET);
         let options = Options::new(root, store.text.clone(), &socket);
-        let process = LazyProcess::ensure(program, &options, &run.join("lazy.log")).await?;
-        let holder = process.who.holder_pid;
-        if let Some(mut child) = process.started {
-            // Reaps it. It ends when the node is taken down, or by a fault that its log tells.
-            std::thread::spawn(move || child.wait());
-        }
-        let mut link = Some(process.link);
+        let home = Home { program: program.to_owned(), options, log: run.join("lazy.log") };
+        let process = LazyProcess::ensure(program, &home.options, &home.log).await?;
+        let who = process.who.clone();
+        let mut link = Some(reaped(process));
         let build = std::fs::read(program).map(|bytes| blake3::hash(&bytes).to_string());
-        if build.is_ok_and(|build| build != process.who.build)
+        if build.is_ok_and(|build| build != who.build)
             && let Some(old) = link.take()
         {
             match old.upgrade(program).await {
@@ -63,15 +72,28 @@ impl Lazy {
                 Err(error) => tracing::warn!(%error, "the server of lazy reads stays at another version"),
             }
         }
-        Ok(Self { socket, holder, link: tokio::sync::Mutex::new(link) })
+        Ok(Self { socket, root: root.to_owned(), home: Some(home), link: tokio::sync::Mutex::new(link) })
     }
 
-    /// The server that an earlier run of the node has left, if it answers.
-    pub async fn find(run: &Path) -> Option<Self> {
-        let socket = run.join(SOCKET);
-        let mut link = LazyLink::connect(&socket).await.ok()?;
-        let holder = link.who().await.ok()?.holder_pid;
-        Some(Self { socket, holder, link: tokio::sync::Mutex::new(Some(link)) })
+    /// The server that an earlier run of the node has left for a directory, be it that it answers or not.
+    pub fn find(root: &Path, run: &Path) -> Option<Self> {
+        holder::is_held(root).then(|| Self {
+            socket: run.join(SOCKET),
+            root: root.to_owned(),
+            home: None,
+            link: tokio::sync::Mutex::default(),
+        })
+    }
+
+    /// Starts a server where there is none, with what was kept of a connection.
+    async fn start_with(&self, kept: Option<&Lifeline>) -> Result<(), ProcessError> {
+        let Some(Home { program, options, log }) = &self.home else { return Ok(()) };
+        let process = match kept {
+            Some(kept) => LazyProcess::go_on(program, options, log, kept).await?,
+            None => LazyProcess::ensure(program, options, log).await?,
+        };
+        *self.link.lock().await = Some(reaped(process));
+        Ok(())
     }
 
     /// A connection, made anew where the last one broke. The server may be on its way, so it is tried for a while.
@@ -150,17 +172,42 @@ impl Lazy {
     }
 
     /// Ends the server and its holder; the directory it offers is unmounted.
-    pub async fn end(&self) -> Result<(), String> {
+    ///
+    /// # Errors
+    /// They do not end.
+    pub async fn end(&self) -> Result<(), ProcessError> {
         const WITHIN: Duration = Duration::from_secs(10);
-        // One that has ended needs no signal.
-        corral_sys::process::kill(self.holder, libc::SIGTERM).unwrap_or(());
+        // The holder first: it takes its server with it, and unmounts. Of two that are stopped, or that stand still,
+        // nobody hears that.
+        let is_holder = |pid: &i32| {
+            std::fs::read(format!("/proc/{pid}/cmdline"))
+                .is_ok_and(|words| words.split(|b| *b == 0).any(|w| w == b"hold"))
+        };
+        for pid in holder::processes(&self.root).into_iter().filter(is_holder) {
+            // One that has ended needs no signal.
+            corral_sys::process::kill(pid, libc::SIGTERM).unwrap_or(());
+        }
         let gone = async {
-            while Path::new(&format!("/proc/{}", self.holder)).exists() {
+            while holder::is_held(&self.root) {
                 tokio::time::sleep(Duration::from_millis(5)).await;
             }
         };
-        tokio::time::timeout(WITHIN, gone).await.map_err(|_| "the server of lazy reads does not end".to_owned())
+        if tokio::time::timeout(WITHIN, gone).await.is_err() {
+            tracing::warn!("the server of lazy reads does not end when it is told to: it is killed");
+            corral_lazy::client::end(&self.root).await?;
+        }
+        holder::unmount(&self.root);
+        Ok(())
     }
+}
+
+/// The connection to a process. If it was started now it is waited for: it ends when the node is taken down, or by a fault
+/// that its log tells.
+fn reaped(process: LazyProcess) -> LazyLink {
+    if let Some(mut child) = process.started {
+        std::thread::spawn(move || child.wait());
+    }
+    process.link
 }
 
 fn layer_id(digest: &Digest) -> LayerId {
