@@ -8,6 +8,7 @@ import os
 import shutil
 import signal
 import sqlite3
+import threading
 import time
 from pathlib import Path
 
@@ -17,7 +18,7 @@ import pytest
 import corral
 from conftest import SMALL
 from stores import BIG, lazy_servers, lose_layers, node, objects, usage_of
-from support import Server, until, with_busybox
+from support import Server, tar_of, until, with_busybox
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -184,6 +185,50 @@ def test_a_store_whose_mount_is_missing_is_said_so(tmp_path: Path) -> None:
             assert box.exec("echo back").stdout == "back\n"
 
 
+def test_nothing_is_made_in_the_place_of_a_store(tmp_path: Path) -> None:
+    with node(tmp_path) as (server, client, mount):
+        before = objects(mount)
+        assert server.stop() == 0
+        mount.rename(tmp_path / "away")
+        mount.mkdir()
+        server.start()
+        assert "its mount may be missing" in server.log.read_text()
+        # What is here starts, and what is made is refused.
+        with server.client(retry=corral.RetryPolicy(attempts=1)) as hasty:
+            box = hasty.sandboxes.create("bb", limits=SMALL)
+            box.exec("echo kept > /kept", check=True)
+            with pytest.raises(corral.CorralError, match="is not the one this node used before") as refused:
+                box.snapshot("state")
+            assert refused.value.kind == "unavailable"
+        assert server.cli("layer", "gc", "--grace", "0s").returncode == 1
+        assert objects(mount) == set()
+        assert server.stop() == 0
+        shutil.rmtree(mount)
+        (tmp_path / "away").rename(mount)
+        server.start()
+        client.sandboxes.get(box.id).snapshot("state")
+        assert objects(mount) > before
+        lose_layers(server)
+        with client.sandboxes.create("state", limits=SMALL) as other:
+            assert other.exec("cat /kept").stdout == "kept\n"
+
+
+def test_layers_that_were_made_before_the_store_was_joined_are_published(tmp_path: Path) -> None:
+    (tmp_path / "store").mkdir()
+    server = Server()
+    with with_busybox(server, tmp_path) as client:
+        with client.sandboxes.create("bb", limits=SMALL) as box:
+            box.exec("echo kept > /kept", check=True)
+            layers = {layer.digest.removeprefix("sha256:") for layer in box.snapshot("state").layers}
+        assert server.stop() == 0
+        server.options = ("--store", f"file://{tmp_path / 'store'}")
+        server.start()
+        until(lambda: {f"layers/{layer}/manifest" for layer in layers} <= objects(tmp_path / "store"), 30)
+        lose_layers(server)
+        with client.sandboxes.create("state", limits=SMALL) as box:
+            assert box.exec("cat /kept").stdout == "kept\n"
+
+
 def test_what_nothing_needs_is_collected(tmp_path: Path) -> None:
     with node(tmp_path) as (server, client, store):
         with client.sandboxes.create("bb", limits=SMALL) as box:
@@ -206,6 +251,7 @@ def test_what_nothing_needs_is_collected(tmp_path: Path) -> None:
         # What uploads that were cut off have left.
         (store / ".tmp").mkdir(exist_ok=True)
         (store / ".tmp/torn").write_bytes(b"half")
+        os.utime(store / ".tmp/torn", (0, 0))
         done = collect("--grace", "0s")
         assert len(done["layers"]) == 1  # type: ignore[arg-type]
         assert done["unfinished"] == 1
@@ -213,6 +259,44 @@ def test_what_nothing_needs_is_collected(tmp_path: Path) -> None:
         lose_layers(server)
         with client.sandboxes.create("two", limits=SMALL) as box:
             assert box.exec("cat /tmp/more; wc -c < /tmp/big").stdout == "more\n1000000\n"
+
+
+def test_what_is_made_beside_collections_is_whole(tmp_path: Path) -> None:
+    with node(tmp_path) as (server, client, _):
+        stop, refused = threading.Event(), list[str]()
+
+        def collect() -> None:
+            with server.http() as http:
+                while not stop.is_set():
+                    answer = http.post("/v1/layers:gc", json={"grace_ms": 0})
+                    if answer.status_code != 200:
+                        refused.append(answer.text)
+
+        collector = threading.Thread(target=collect)
+        collector.start()
+        try:
+            with client.sandboxes.create("bb", limits=SMALL) as box:
+                for n in range(20):
+                    # One in three changes nothing: its layer is there, and is what the one before had alone.
+                    box.exec(f"echo {n} > /tmp/{n % 3 and n}; head -c 200000 /dev/urandom > /tmp/noise", check=True)
+                    box.snapshot(f"state-{n}")
+                    if n % 3:
+                        client.images.delete(f"state-{n}")
+                        box.snapshot(f"state-{n}")
+                archive = tmp_path / "tool.tar"
+                archive.write_bytes(tar_of({"a.txt": b"text" * 1000}))
+                tool = client.layers.build(archive, kind="toolkit", at="/opt/tool")
+        finally:
+            stop.set()
+            collector.join()
+        assert not refused, refused[0]
+        lose_layers(server)
+        for n in range(20):
+            with client.sandboxes.create(f"state-{n}", limits=SMALL) as box:
+                assert box.exec(f"cat /tmp/{n % 3 and n}; wc -c < /tmp/noise").stdout == f"{n}\n200000\n"
+        spec = corral.EnvironmentSpec(base="bb", toolkits=(tool.digest,))
+        with client.sandboxes.create(spec=spec, limits=SMALL) as box:
+            assert box.exec("wc -c < /opt/tool/a.txt").stdout == "4000\n"
 
 
 def test_a_store_that_others_use_is_not_collected(tmp_path: Path) -> None:

@@ -167,6 +167,9 @@ pub struct GcOnNode {
     pub spec: GcSpec,
     /// Layers that the catalogue names, of all projects.
     pub needed: Vec<Digest>,
+    /// Unix milliseconds: imports, builds and snapshots that had ended by then are in the catalogue, or never will be. What
+    /// the node made or used for one since stays.
+    pub settled_ms: u64,
 }
 
 /// Answer to `POST /v1/layers:gc`.

@@ -25,6 +25,7 @@ mod refusal;
 mod serve;
 mod state;
 mod tunnel;
+mod unsettled;
 
 pub use catalogue::{Catalogue, CatalogueError, Listed, Page};
 pub use node_channel::{NodeAddress, NodeChannel, NodeError};

@@ -82,6 +82,7 @@ impl Gateway {
             directory: Directory::new(nodes),
             description: crate::openapi::document,
             metrics: Arc::new(Metrics::new()),
+            unsettled: Arc::default(),
             draining: AtomicBool::new(false),
             stop: CancellationToken::new(),
         };

@@ -4,6 +4,7 @@ use crate::catalogue::Catalogue;
 use crate::directory::{Directory, Node};
 use crate::metrics::Metrics;
 use crate::refusal::{Answer, Refusal};
+use crate::unsettled::Unsettled;
 use crate::{CatalogueError, tunnel};
 use axum::extract::Request;
 use axum::http::{HeaderName, HeaderValue, Uri};
@@ -76,6 +77,8 @@ pub struct Shared {
     pub description: fn() -> &'static str,
     /// Counters.
     pub metrics: Arc<Metrics>,
+    /// Imports, builds and snapshots under way.
+    pub unsettled: Arc<Unsettled>,
     /// Places for builds.
     pub builds: Arc<Semaphore>,
     /// Whether the gateway shuts down.

@@ -50,8 +50,12 @@ pub(crate) fn find(
         let ended = || diff_ids.get(covered).and_then(|follows| read((ids, Some(*follows))));
         if let Some(chain) = whole.or_else(ended)
             && let Ok(layer) = store.get(&chain.digest)
-            && store.holds(&chain.digest)
         {
+            // Before it is looked at: from here on it stays.
+            store.note_made(&chain.digest);
+            if !store.holds(&chain.digest) {
+                continue;
+            }
             return Some((covered, layer));
         }
     }

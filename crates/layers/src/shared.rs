@@ -17,18 +17,21 @@ mod pull;
 mod users;
 
 use crate::error::{StoreError, io_kind};
+use crate::recent::Recent;
 use crate::store::LayerStore;
 use corral_api::digest::Digest;
 use corral_api::problem::ErrorKind;
 use corral_format::FormatError;
-use corral_store::Store;
+use corral_format::manifest::Hash;
+use corral_store::{Key, Store};
 use index::ChunkIndex;
 use std::io;
 use std::path::PathBuf;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 pub use gc::{GcReport, GcRules};
 pub use publish::Published;
+pub use users::Joined;
 
 /// Longest manifest, metadata or table that is read from a store: a layer of millions of files.
 const MOST_BYTES: u64 = 1 << 30;
@@ -71,6 +74,18 @@ pub enum SharedError {
     Others {
         /// Their ids.
         users: String,
+    },
+    /// It is not the store that this node joined.
+    #[error("{store} has no mark of this node, which used it before: its mount may be missing, or it was replaced")]
+    Astray {
+        /// Which store.
+        store: String,
+    },
+    /// Its layers refer to packs, and there is none.
+    #[error("{store} holds layers and none of the packs they refer to: a part of it may not be mounted")]
+    Hollow {
+        /// Which store.
+        store: String,
     },
     /// The local store failed.
     #[error(transparent)]
@@ -119,7 +134,7 @@ impl SharedError {
             },
             Self::Damaged { .. } => ErrorKind::DigestMismatch,
             Self::Partial(_) | Self::Others { .. } => ErrorKind::Conflict,
-            Self::Raced(_) | Self::Empty { .. } => ErrorKind::Unavailable,
+            Self::Raced(_) | Self::Empty { .. } | Self::Astray { .. } | Self::Hollow { .. } => ErrorKind::Unavailable,
             Self::Local(e) => e.kind(),
             Self::Index { .. } => ErrorKind::StorageError,
             Self::Io { source, .. } => io_kind(source),
@@ -133,6 +148,22 @@ pub struct SharedLayers {
     store: Arc<dyn Store>,
     local: LayerStore,
     index: Arc<ChunkIndex>,
+    beside: Arc<Beside>,
+    /// That of this user, once the store was joined.
+    mark: Arc<OnceLock<Key>>,
+}
+
+/// What publications and a gc beside them must know of each other, in this process: it alone collects
+/// ([`SharedLayers::ensure_alone`]).
+#[derive(Debug, Default)]
+struct Beside {
+    /// Packs that were written or referred to.
+    packs: Recent<Hash>,
+    /// Read while something is noted and looked for in the store, written while something is removed there that was not
+    /// noted.
+    gate: tokio::sync::RwLock<()>,
+    /// One gc at a time.
+    collecting: tokio::sync::Mutex<()>,
 }
 
 impl std::fmt::Debug for SharedLayers {
@@ -148,7 +179,7 @@ impl SharedLayers {
     /// The index of chunks cannot be opened.
     pub fn open(local: LayerStore, store: Arc<dyn Store>) -> Result<Self, SharedError> {
         let index = ChunkIndex::open(&local.root().join("chunks.sqlite"))?;
-        Ok(Self { store, local, index: Arc::new(index) })
+        Ok(Self { store, local, index: Arc::new(index), beside: Arc::default(), mark: Arc::default() })
     }
 
     /// The shared store.

@@ -21,6 +21,7 @@ pub(crate) use arrive::Arrival;
 use crate::config::LayersConfig;
 use crate::error::StoreError;
 use crate::mount::Mounts;
+use crate::recent::Recent;
 use crate::{chain, record};
 use corral_api::digest::Digest;
 use corral_api::image::LayerRecord;
@@ -32,7 +33,7 @@ use std::io;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 
 /// What the store keeps of a layer.
 #[derive(Debug, Clone, Serialize, Deserialize)]
@@ -84,6 +85,8 @@ struct Inner {
     _lock: File,
     /// Held while a layer appears or disappears.
     publishing: Mutex<()>,
+    /// Layers that were made or used for something new.
+    made: Recent<Digest>,
     mounts: Mounts,
 }
 
@@ -135,7 +138,7 @@ impl LayerStore {
             Err(e) => return Err(StoreError::io("lock", &lock_path, e)),
         }
         let mounts = Mounts::new(root.join("mounts"));
-        let inner = Inner { root, config, _lock: lock, publishing: Mutex::new(()), mounts };
+        let inner = Inner { root, config, _lock: lock, publishing: Mutex::new(()), made: Recent::default(), mounts };
         let store = Self(Arc::new(inner));
         store.clean_staging()?;
         store.clean_layers()?;
@@ -185,6 +188,23 @@ impl LayerStore {
             !wanted(&layer.digest) && made.is_ok_and(|at| at.elapsed().unwrap_or_default() >= older_than)
         });
         Ok(found)
+    }
+
+    /// Notes that a layer is made or used for something that no catalogue names yet: from here on it stays in a
+    /// collection that honours [`LayerStore::made_since`]. Waits for a deletion under way.
+    pub fn note_made(&self, digest: &Digest) {
+        let _turn = self.turn();
+        self.0.made.note([*digest]);
+    }
+
+    /// Whether that was noted at this time or later.
+    pub fn made_since(&self, digest: &Digest, time: SystemTime) -> bool {
+        self.0.made.since(digest, time)
+    }
+
+    /// Forgets what was noted before.
+    pub(crate) fn settle_made(&self, time: SystemTime) {
+        self.0.made.forget_before(time);
     }
 
     /// Where a layer's files lie; whether they are there is not looked at.

@@ -8,13 +8,13 @@ use common::{TestDir, import, options};
 use corral_api::digest::Digest;
 use corral_api::image::LayerRecord;
 use corral_api::problem::ErrorKind;
-use corral_layers::{GcRules, ImageSource, LayerStore, LayersConfig, MountError, SharedError, SharedLayers};
+use corral_layers::{GcRules, ImageSource, Joined, LayerStore, LayersConfig, MountError, SharedError, SharedLayers};
 use corral_store::{Fault, Faults, Faulty, Key, PosixConfig, PosixStore, Store};
 use std::collections::HashSet;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 type Remote = Arc<Faulty<PosixStore>>;
 
@@ -82,7 +82,7 @@ fn content(seed: u64) -> Vec<(&'static str, Vec<u8>)> {
 }
 
 fn all_needed(digests: &[Digest], grace: Duration) -> GcRules {
-    GcRules { needed: digests.iter().copied().collect(), grace, dry_run: false }
+    GcRules { needed: digests.iter().copied().collect(), grace, dry_run: false, settled: SystemTime::now() }
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -383,8 +383,8 @@ async fn a_user_is_alone_until_another_joins() {
     let cluster = Cluster::new();
     let ((_, one), (_, two)) = (cluster.node("one"), cluster.node("two"));
     one.ensure_alone("n1").await.unwrap();
-    one.join("n1").await.unwrap();
-    one.join("n1").await.unwrap();
+    assert_eq!(one.join("n1").await.unwrap(), Joined::First);
+    assert_eq!(one.join("n1").await.unwrap(), Joined::Again);
     one.ensure_alone("n1").await.unwrap();
     two.join("n2").await.unwrap();
     for (shared, own, other) in [(&one, "n1", "n2"), (&two, "n2", "n1")] {
@@ -395,4 +395,114 @@ async fn a_user_is_alone_until_another_joins() {
     }
     cluster.faults.script([Fault::Fail(corral_store::ErrorKind::Unavailable)]);
     assert!(matches!(one.ensure_alone("n1").await, Err(SharedError::Remote(_))), "not known is not alone");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn nothing_is_published_or_removed_where_the_mark_of_the_user_is_missing() {
+    let cluster = Cluster::new();
+    let (one, shared) = cluster.node("one");
+    let before = layer(&cluster, &one, "a", &content(1));
+    assert_eq!(shared.join("n1").await.unwrap(), Joined::First);
+    assert_eq!(shared.publish_lacking().await.unwrap(), 1, "what was made before");
+    assert_eq!(shared.publish_lacking().await.unwrap(), 0);
+    // What a mount that is missing leaves: an empty directory.
+    let (remote, away) = (cluster.dir.join("remote"), cluster.dir.join("away"));
+    std::fs::create_dir(&away).unwrap();
+    let moved = |from: &Path, to: &Path| {
+        for entry in std::fs::read_dir(from).unwrap().map(Result::unwrap) {
+            std::fs::rename(entry.path(), to.join(entry.file_name())).unwrap();
+        }
+    };
+    moved(&remote, &away);
+    assert_eq!(shared.join("n1").await.unwrap(), Joined::Astray);
+    for digest in [before.digest, layer(&cluster, &one, "b", &content(2)).digest] {
+        let refused = shared.publish(&digest).await.unwrap_err();
+        assert!(matches!(refused, SharedError::Astray { .. }) && refused.kind() == ErrorKind::Unavailable, "{refused}");
+    }
+    assert!(matches!(shared.ensure_alone("n1").await, Err(SharedError::Astray { .. })));
+    assert_eq!(cluster.objects(), Vec::<String>::new());
+    // It is back.
+    moved(&away, &remote);
+    shared.ensure_alone("n1").await.unwrap();
+    assert!(shared.publish(&before.digest).await.unwrap().existed);
+    // A part of it is missing.
+    std::fs::rename(remote.join("packs"), cluster.dir.join("packs")).unwrap();
+    let there = cluster.objects();
+    let refused = shared.gc(&all_needed(&[], Duration::ZERO)).await.unwrap_err();
+    assert!(matches!(refused, SharedError::Hollow { .. }), "{refused}");
+    assert_eq!(cluster.objects(), there);
+    // It was replaced, and the operator says so.
+    moved(&remote, &away);
+    std::fs::remove_file(shared.joined_path()).unwrap();
+    assert_eq!(shared.join("n1").await.unwrap(), Joined::First);
+    assert_eq!(shared.publish_lacking().await.unwrap(), 2);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_is_made_or_used_beside_a_gc_stays_however_short_the_grace() {
+    let cluster = Cluster::new();
+    let (one, shared) = cluster.node("one");
+    let begun = SystemTime::now();
+    let rules = |settled| GcRules { settled, ..all_needed(&[], Duration::ZERO) };
+    // Made since, and named by nobody yet.
+    let made = layer(&cluster, &one, "a", &content(1));
+    shared.publish(&made.digest).await.unwrap();
+    let beside = shared.gc(&rules(begun)).await.unwrap();
+    assert_eq!((beside.layers.len(), beside.packs, beside.waiting), (0, 0, 1), "{beside:?}");
+    // Unneeded for long, and used again: by its whole, or by its chunks.
+    let again = SystemTime::now();
+    assert_eq!(shared.gc(&GcRules { dry_run: true, ..rules(again) }).await.unwrap().layers, [made.digest]);
+    assert!(shared.publish(&made.digest).await.unwrap().existed);
+    assert!(shared.gc(&rules(again)).await.unwrap().layers.is_empty());
+    let later = SystemTime::now();
+    let other = layer(&cluster, &one, "b", &content(1)[..2]);
+    assert!(shared.publish(&other.digest).await.unwrap().shared_bytes > 0);
+    let done = shared.gc(&rules(later)).await.unwrap();
+    assert_eq!((done.layers.as_slice(), done.packs), (&[made.digest][..], 0), "{done:?}");
+    let (two, theirs) = cluster.node("two");
+    theirs.pull(&other.digest).await.unwrap();
+    two.verify(&other.digest).unwrap();
+    assert_eq!(shared.gc(&rules(SystemTime::now())).await.unwrap().layers, [other.digest]);
+    assert_eq!(cluster.objects(), Vec::<String>::new(), "nothing is left");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn publications_beside_collections_are_whole() {
+    let cluster = Cluster::new();
+    let (one, shared) = cluster.node("one");
+    // Two contents that share chunks: each publication finds what a collection is about to remove.
+    let layers = [layer(&cluster, &one, "a", &content(1)), layer(&cluster, &one, "b", &content(1)[..2])];
+    let stop = Arc::new(std::sync::atomic::AtomicBool::new(false));
+    // Since when something may be on its way: what a catalogue that names nothing is told.
+    let unsettled = Arc::new(std::sync::Mutex::new(SystemTime::now()));
+    let collector = {
+        let (shared, stop, unsettled) = (shared.clone(), stop.clone(), unsettled.clone());
+        tokio::spawn(async move {
+            let mut collected = 0;
+            while !stop.load(std::sync::atomic::Ordering::Relaxed) {
+                let settled = *unsettled.lock().unwrap();
+                let rules = GcRules { settled, ..all_needed(&[], Duration::ZERO) };
+                collected += shared.gc(&rules).await.unwrap().layers.len();
+            }
+            collected
+        })
+    };
+    for round in 0..100 {
+        *unsettled.lock().unwrap() = SystemTime::now();
+        shared.publish(&layers[round % 2].digest).await.unwrap_or_else(|e| panic!("round {round}: {e}"));
+        assert!(shared.is_published(&layers[round % 2].digest).await.unwrap(), "round {round}");
+    }
+    stop.store(true, std::sync::atomic::Ordering::Relaxed);
+    let collected = collector.await.unwrap();
+    assert!(collected > 0);
+    let settled = SystemTime::now();
+    for made in &layers {
+        shared.publish(&made.digest).await.unwrap();
+    }
+    shared.gc(&GcRules { settled, ..all_needed(&[], Duration::ZERO) }).await.unwrap();
+    let (two, theirs) = cluster.node("two");
+    for made in &layers {
+        theirs.pull(&made.digest).await.unwrap();
+        two.verify(&made.digest).unwrap();
+    }
 }

@@ -11,7 +11,7 @@ use corral_layers::{GcReport, GcRules, SharedError, SharedLayers, StoreError};
 use std::collections::HashSet;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 /// What a caller is told; the log has the whole chain.
 fn problem(error: &SharedError) -> Problem {
@@ -20,6 +20,14 @@ fn problem(error: &SharedError) -> Problem {
         // Paths of the host, and what the store's client says, are for the log.
         SharedError::Local(e) => store_problem(e),
         SharedError::Io { op, .. } => Problem::new(error.kind(), format!("the node cannot {op} a file it needs")),
+        SharedError::Astray { .. } => Problem::new(
+            error.kind(),
+            "the shared store is not the one this node used before: its mount may be missing, or it was replaced",
+        ),
+        SharedError::Hollow { .. } => {
+            let text = "the shared store holds layers and none of their data: a part of it may not be mounted";
+            Problem::new(error.kind(), text)
+        }
         SharedError::Remote(e) => Problem::new(error.kind(), format!("the shared store failed: {}", why(e.kind()))),
         other => Problem::new(other.kind(), other.to_string()),
     };
@@ -124,7 +132,8 @@ impl Core {
         let mut needed = self.used_layers();
         needed.extend(request.needed);
         let (grace, dry_run) = (Duration::from_millis(request.spec.grace_ms), request.spec.dry_run);
-        let rules = GcRules { needed, grace, dry_run };
+        let settled = SystemTime::UNIX_EPOCH + Duration::from_millis(request.settled_ms);
+        let rules = GcRules { needed, grace, dry_run, settled };
         let report = match &self.shared {
             Some(shared) => {
                 shared.ensure_alone(self.id.as_str()).await.map_err(|e| problem(&e))?;
@@ -150,18 +159,19 @@ impl Core {
 
     /// Removes the node's layers that nothing needs, and tells which. One that a sandbox was given meanwhile stays.
     fn gc_local(&self, rules: &GcRules) -> Result<Vec<LayerRecord>, Problem> {
-        let wanted = |digest: &Digest| rules.needed.contains(digest);
+        let is_new = |digest: &Digest| self.layers.made_since(digest, rules.settled);
+        let wanted = |digest: &Digest| rules.needed.contains(digest) || is_new(digest);
         let mut found = self.layers.unwanted(&wanted, rules.grace).map_err(|e| store_problem(&e))?;
         if !rules.dry_run {
-            found.retain(|layer| self.forget_layer(&layer.digest).is_ok());
+            found.retain(|layer| self.forget_layer(&layer.digest, &is_new).is_ok());
         }
         Ok(found)
     }
 
-    /// Removes a layer from the node, unless a sandbox uses it. Blocks.
-    pub fn forget_layer(&self, digest: &Digest) -> Result<(), StoreError> {
+    /// Removes a layer from the node, unless a sandbox uses it or it is kept for another reason. Blocks.
+    pub fn forget_layer(&self, digest: &Digest, is_kept: &dyn Fn(&Digest) -> bool) -> Result<(), StoreError> {
         let used = self.used_layers();
-        let in_use = |d: &Digest| used.contains(d);
+        let in_use = |d: &Digest| used.contains(d) || is_kept(d);
         if !in_use(digest)
             && let Err(errors) = self.layers.unmount_unused(&|d| d != digest || in_use(d))
         {

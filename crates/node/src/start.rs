@@ -7,7 +7,7 @@ use crate::ledger::{Ledger, LedgerError};
 use crate::node::{Core, Parts};
 use corral_api::ids::NodeId;
 use corral_api::sandbox::{EndReason, EndStatus};
-use corral_layers::{LayerStore, LayersConfig, SharedError, SharedLayers, StoreConfig};
+use corral_layers::{Joined, LayerStore, LayersConfig, SharedError, SharedLayers, StoreConfig};
 use corral_runtime::RuntimeError;
 use corral_runtime::container::Containers;
 use corral_runtime::keeper_process::Programs;
@@ -190,20 +190,28 @@ async fn start_lazy(config: &NodeConfig, programs: &Programs) -> Result<Option<A
 async fn join_store(layers: &LayerStore, remote: Arc<dyn Store>, id: &NodeId) -> Result<SharedLayers, SharedError> {
     let shared = SharedLayers::open(layers.clone(), remote)?;
     // So far each node has a catalogue of its own.
-    shared.join(id.as_str()).await?;
+    let joined = shared.join(id.as_str()).await?;
+    if joined == Joined::Astray {
+        tracing::warn!(
+            store = shared.store().describe(),
+            joined = %shared.joined_path().display(),
+            "the shared store has no mark of this node, which used it before: nothing is published until it has, since its \
+             mount may be missing; where it was replaced, remove the file `joined` and start the node again"
+        );
+    }
     // What others published before is not stored again. It can be learned while the node works.
-    let (learner, local) = (shared.clone(), layers.clone());
+    let learner = shared.clone();
     tokio::spawn(async move {
-        let is_empty = learner.holds_layers().await.is_ok_and(|holds| !holds);
-        if is_empty && local.list().is_ok_and(|layers| !layers.is_empty()) {
-            tracing::warn!(
-                store = learner.store().describe(),
-                "the shared store holds no layers, and this node does: a mount may be missing, or it is a new store"
-            );
-        }
         match learner.learn_all().await {
             Ok(new) => tracing::info!(new, "layers of the shared store are known"),
             Err(error) => tracing::warn!(error = %crate::error::chain(&error), "the shared store cannot be listed"),
+        }
+        if joined == Joined::First {
+            match learner.publish_lacking().await {
+                Ok(0) => {}
+                Ok(published) => tracing::info!(published, "layers that were made before are in the shared store"),
+                Err(error) => tracing::warn!(error = %crate::error::chain(&error), "the shared store cannot be listed"),
+            }
         }
     });
     Ok(shared)

@@ -44,8 +44,9 @@ async fn import(State(gw): State<Gw>, caller: Caller, checked: Checked<RegistryI
     let Checked { body, request } = checked;
     let name = body.name.unwrap_or(body.reference);
     check_name("image", &name)?;
+    let making = gw.unsettled.begin();
     let response = gw.forward_as(gw.directory.any()?, request, "/rpc/images:import").await?;
-    Ok(imports::record(gw.clone(), caller.project_id, Some(name), response))
+    Ok(imports::record(gw.clone(), making, caller.project_id, Some(name), response))
 }
 
 /// Import an image from a tar stream: `docker save`, OCI layout or root file system.
@@ -66,8 +67,9 @@ async fn upload(
         .map_err(|error| Refusal::internal("writing the import", &error))?;
     *request.uri_mut() =
         format!("/?{query}").parse::<Uri>().map_err(|error| Refusal::internal("writing the import", &error))?;
+    let making = gw.unsettled.begin();
     let response = gw.forward_as(gw.directory.any()?, request, "/rpc/images").await?;
-    Ok(imports::record(gw.clone(), caller.project_id, Some(name), response))
+    Ok(imports::record(gw.clone(), making, caller.project_id, Some(name), response))
 }
 
 /// Get an image by name or digest.

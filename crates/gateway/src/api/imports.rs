@@ -3,6 +3,7 @@
 
 use crate::refusal::Refusal;
 use crate::state::Gw;
+use crate::unsettled::Making;
 use axum::body::{Body, Bytes};
 use axum::response::Response;
 use corral_api::image::ImportProgress;
@@ -20,16 +21,19 @@ struct Lines {
     project: Arc<str>,
     name: Option<String>,
     ended: bool,
+    _making: Making,
 }
 
 /// Lets the lines of a successful answer pass and records what they bring. `name` is the image's name.
-pub fn record(gw: Gw, project: Arc<str>, name: Option<String>, response: Response) -> Response {
+/// It was under way since before the node was asked.
+pub fn record(gw: Gw, making: Making, project: Arc<str>, name: Option<String>, response: Response) -> Response {
     if !response.status().is_success() {
         return response;
     }
     let (mut parts, body) = response.into_parts();
     parts.headers.remove(axum::http::header::CONTENT_LENGTH);
-    let lines = Lines { body: body.into_data_stream(), held: Vec::new(), gw, project, name, ended: false };
+    let body = body.into_data_stream();
+    let lines = Lines { body, held: Vec::new(), gw, project, name, ended: false, _making: making };
     let passed = stream::unfold(lines, |mut lines| async move { lines.next().await.map(|chunk| (chunk, lines)) });
     Response::from_parts(parts, Body::from_stream(passed))
 }

@@ -49,8 +49,9 @@ async fn build(
     if !options.at.starts_with('/') {
         return Err(Refusal::invalid("at: an absolute path is needed"));
     }
+    let making = gw.unsettled.begin();
     let response = gw.forward_as(gw.directory.any()?, request, "/rpc/layers").await?;
-    Ok(imports::record(gw.clone(), caller.project_id, None, response))
+    Ok(imports::record(gw.clone(), making, caller.project_id, None, response))
 }
 
 /// Delete a layer.
@@ -119,9 +120,11 @@ async fn usage(State(gw): State<Gw>, request: Request) -> Answer {
 #[utoipa::path(post, path = "/v1/layers:gc", tag = "layers", request_body = GcSpec,
     responses((status = 200, description = "What was removed, or would be", body = GcResult)))]
 async fn gc(State(gw): State<Gw>, caller: Caller, Json(spec): Json<GcSpec>) -> Answer {
+    // Before the catalogue is read: what ends in between is in both.
+    let settled_ms = gw.unsettled.since_ms();
     let needed = gw.catalogue(|c| c.all_layers()).await?;
     let internal = |error: serde_json::Error| Refusal::internal("writing the collection", &error);
-    let body = serde_json::to_vec(&GcOnNode { spec, needed }).map_err(internal)?;
+    let body = serde_json::to_vec(&GcOnNode { spec, needed, settled_ms }).map_err(internal)?;
     let mut request = Request::new(Body::from(body));
     *request.method_mut() = Method::POST;
     request.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));

@@ -231,6 +231,7 @@ async fn fork(State(gw): State<Gw>, checked: Checked<ForkSpec>) -> Answer {
     responses((status = 201, description = "The image", body = ImageRecord)))]
 async fn snapshot(State(gw): State<Gw>, caller: Caller, checked: Checked<SnapshotSpec>) -> Answer {
     crate::catalogue::check_name("image", &checked.body.name)?;
+    let _making = gw.unsettled.begin();
     let response = gw.forward_repeatable(checked.request, false).await?;
     if !response.status().is_success() {
         return Ok(response);

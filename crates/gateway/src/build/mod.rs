@@ -26,6 +26,7 @@ pub use sweep::sweep;
 use crate::catalogue::{CatalogueError, MAX_BUILT_STEPS, MAX_LAYERS};
 use crate::refusal::{Answer, Refusal};
 use crate::state::{Caller, Gw};
+use crate::unsettled::Making;
 use axum::body::{Body, Bytes};
 use axum::http::header;
 use axum::response::IntoResponse as _;
@@ -60,6 +61,7 @@ struct Build {
     tree: Arc<Tree>,
     images: BTreeMap<String, ImageRecord>,
     no_cache: bool,
+    _making: Making,
 }
 
 /// Starts a build and answers with its progress.
@@ -86,6 +88,7 @@ pub async fn start(gw: Gw, caller: Caller, name: String, query: BuildQuery, body
     // As random as any id, and short enough for a label.
     let id = CommandId::random();
     let build = Build {
+        _making: gw.unsettled.begin(),
         bench: Bench::new(gw.clone(), caller.clone(), id.as_str(), query.limits),
         report: Report::new(send.clone(), plan.step_count()),
         gw,

@@ -1,8 +1,10 @@
 //! Removing from the shared store what nothing needs: layers that are not named, and packs that no layer refers to.
 //!
 //! A publisher writes packs before the table that refers to them. Before it refers to packs of others it takes away the
-//! note that they are unneeded, and after its table is there it looks whether they still are. So nothing is removed before it was unneeded for a grace period, counted from when it was written or, for a pack that
-//! lost its last layer, from when that was noticed: a note in the store keeps that time.
+//! note that they are unneeded, and after its table is there it looks whether they still are. So nothing is removed before
+//! it was unneeded for a grace period, counted from when it was written or, for a pack that lost its last layer, from when
+//! that was noticed: a note in the store keeps that time. What this process makes or refers to it notes before, and a gc
+//! in it leaves that alone however short the grace period is.
 
 use super::{SharedError, SharedLayers, keys};
 use corral_api::digest::Digest;
@@ -21,6 +23,9 @@ pub struct GcRules {
     pub grace: Duration,
     /// Only tell what would be removed.
     pub dry_run: bool,
+    /// When all that was made or used here before is among what is needed, or is not: what was made or used since stays,
+    /// whatever the rest says, since nothing can name it yet.
+    pub settled: SystemTime,
 }
 
 /// What was removed, or would be.
@@ -49,7 +54,9 @@ impl SharedLayers {
     /// # Errors
     /// The store fails; what was removed before stays removed.
     pub async fn gc(&self, rules: &GcRules) -> Result<GcReport, SharedError> {
+        let _one = self.beside.collecting.lock().await;
         let now = SystemTime::now();
+        let stays = |digest: &Digest| rules.needed.contains(digest) || self.local.made_since(digest, rules.settled);
         let old = |at: SystemTime| now.duration_since(at).unwrap_or_default() >= rules.grace;
         let mut report = GcReport::default();
         let mut layers: BTreeMap<Digest, Vec<ListEntry>> = BTreeMap::new();
@@ -58,10 +65,15 @@ impl SharedLayers {
                 layers.entry(digest).or_default().push(entry);
             }
         }
+        // Before anything is removed.
+        let packs = self.all(keys::PACKS).await?;
         let mut referred: HashSet<Hash> = HashSet::new();
+        if packs.is_empty() && self.any_refers(layers.keys()).await? {
+            return Err(SharedError::Hollow { store: self.store.describe() });
+        }
         for (digest, entries) in &layers {
             let newest = entries.iter().map(|e| e.meta.modified).max().unwrap_or(now);
-            if !rules.needed.contains(digest) && old(newest) {
+            if !stays(digest) && old(newest) && (rules.dry_run || self.remove_layer(digest, entries, rules).await?) {
                 report.layers.push(*digest);
                 continue;
             }
@@ -71,21 +83,23 @@ impl SharedLayers {
                 referred.extend(self.packs_of(digest).await?);
             }
         }
+        self.gc_packs(rules, packs, &referred, &old, &mut report).await?;
         if !rules.dry_run {
-            for digest in &report.layers {
-                self.remove_layer(digest, &layers[digest]).await?;
-            }
+            // Uploads that go on began since; times of files are coarser than those of the clock.
+            const COARSE: Duration = Duration::from_secs(1);
+            let unsettled = SystemTime::now().duration_since(rules.settled).unwrap_or_default() + COARSE;
+            report.unfinished = self.store.sweep(rules.grace.max(unsettled)).await.map_err(SharedError::Remote)?;
         }
-        self.gc_packs(rules, &referred, &old, &mut report).await?;
-        if !rules.dry_run {
-            report.unfinished = self.store.sweep(rules.grace).await.map_err(SharedError::Remote)?;
-        }
+        // A later gc asks for later times only.
+        self.beside.packs.forget_before(rules.settled);
+        self.local.settle_made(rules.settled);
         Ok(report)
     }
 
     async fn gc_packs(
         &self,
         rules: &GcRules,
+        packs: Vec<ListEntry>,
         referred: &HashSet<Hash>,
         old: &(dyn Fn(SystemTime) -> bool + Sync),
         report: &mut GcReport,
@@ -95,7 +109,7 @@ impl SharedLayers {
             let name = entry.key.segments().last().unwrap_or_default().to_owned();
             noted.insert(name, entry.meta.modified);
         }
-        for entry in self.all(keys::PACKS).await? {
+        for entry in packs {
             let Some(name) = keys::pack_of(&entry.key) else { continue };
             let hex = keys::hex(&name);
             let note = Key::parse(format!("{UNNEEDED}/{hex}")).map_err(SharedError::Remote)?;
@@ -115,10 +129,15 @@ impl SharedLayers {
                 }
                 continue;
             }
+            let _gate = self.beside.gate.write().await;
+            if self.beside.packs.since(&name, rules.settled) {
+                report.waiting += 1;
+                continue;
+            }
             report.packs += 1;
             report.pack_bytes += entry.meta.size;
             if !rules.dry_run {
-                // A publisher that refers to it takes the note away first.
+                // A publisher elsewhere that refers to it takes the note away first.
                 if was_noted.is_some() && self.store.head(&note).await.map_err(SharedError::Remote)?.is_none() {
                     continue;
                 }
@@ -130,16 +149,31 @@ impl SharedLayers {
         Ok(())
     }
 
-    /// Removes a layer's objects, the manifest first: without it the layer does not exist.
-    async fn remove_layer(&self, digest: &Digest, entries: &[ListEntry]) -> Result<(), SharedError> {
+    /// Removes a layer's objects, the manifest first: without it the layer does not exist. Says whether it did: one that
+    /// was made or used meanwhile stays.
+    async fn remove_layer(&self, digest: &Digest, entries: &[ListEntry], rules: &GcRules) -> Result<bool, SharedError> {
         let of = *digest;
+        let _gate = self.beside.gate.write().await;
+        if self.local.made_since(digest, rules.settled) {
+            return Ok(false);
+        }
         self.blocking(move |this| this.index.forget(&[], &[of])).await?;
         let manifest = keys::manifest(digest)?;
         self.store.delete(&manifest).await.map_err(SharedError::Remote)?;
         for entry in entries.iter().filter(|e| e.key != manifest) {
             self.store.delete(&entry.key).await.map_err(SharedError::Remote)?;
         }
-        Ok(())
+        Ok(true)
+    }
+
+    /// Whether one of these layers refers to packs.
+    async fn any_refers(&self, layers: impl Iterator<Item = &Digest>) -> Result<bool, SharedError> {
+        for digest in layers {
+            if !self.packs_of(digest).await?.is_empty() {
+                return Ok(true);
+            }
+        }
+        Ok(false)
     }
 
     /// Packs that a layer's table refers to, be it published or on its way. A table that cannot be read stops the gc:

@@ -53,16 +53,21 @@ impl SharedLayers {
     /// The layer is not here or not complete, or the store fails: the layer is then not visible there, and the call may
     /// be repeated.
     pub async fn publish(&self, digest: &Digest) -> Result<Published, SharedError> {
-        if self.is_published(digest).await? {
+        if self.is_published_and_stays(digest).await? {
             self.know_places(digest).await;
             return Ok(Published { existed: true, ..Published::default() });
         }
+        self.ensure_joined().await?;
         let digest = *digest;
         let manifest = self.blocking(move |this| this.complete_manifest(&digest)).await?;
         let known = Arc::new(self.known_places(&manifest).await?);
         let (of, at) = (manifest.clone(), known.clone());
         let made = self.blocking(move |this| this.make_packs(&digest, &of, &at)).await?;
         let mut report = made.report;
+        {
+            let _gate = self.beside.gate.read().await;
+            self.beside.packs.note(made.packs.iter().map(|(name, _)| *name));
+        }
         for (name, path) in &made.packs {
             self.put(keys::pack(name)?, Body::File(path.clone())).await?;
         }
@@ -89,6 +94,18 @@ impl SharedLayers {
         })
         .await?;
         Ok(report)
+    }
+
+    /// Whether a layer is published. From here on a gc of this process leaves it alone.
+    async fn is_published_and_stays(&self, digest: &Digest) -> Result<bool, SharedError> {
+        let of = *digest;
+        let _gate = self.beside.gate.read().await;
+        self.blocking(move |this| {
+            this.local.note_made(&of);
+            Ok(())
+        })
+        .await?;
+        self.is_published(digest).await
     }
 
     /// Sees to it that a layer that others published has a table of places here, so that its data counts as what can be
@@ -140,6 +157,8 @@ impl SharedLayers {
     async fn known_places(&self, manifest: &Manifest) -> Result<Vec<Option<Stored>>, SharedError> {
         let wanted = manifest.clone();
         let mut found = self.blocking(move |this| this.index.find(&wanted)).await?;
+        let _gate = self.beside.gate.read().await;
+        self.beside.packs.note(found.iter().flatten().map(|stored| stored.pack));
         let mut there: HashMap<Hash, bool> = HashMap::new();
         for pack in found.iter().flatten().map(|s| s.pack) {
             if let std::collections::hash_map::Entry::Vacant(entry) = there.entry(pack) {

@@ -30,6 +30,7 @@ impl LayerStore {
         std::fs::rename(&packed.data, &files.data).map_err(io)?;
         File::open(&made).and_then(|dir| dir.sync_all()).map_err(io)?;
         let _turn = self.turn();
+        self.0.made.note([digest]);
         if self.holds_sound(&digest) {
             remove_tree(&made)?;
             return Ok(layer);

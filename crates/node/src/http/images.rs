@@ -254,7 +254,7 @@ pub async fn layers(State(core): Node) -> Answer {
 pub async fn delete_layer(State(core): Node, Path(text): Path<String>) -> Answer {
     let digest: Digest = text.parse().map_err(|e: corral_api::digest::DigestError| invalid(e.to_string()))?;
     let this = core.clone();
-    let deleted = tokio::task::spawn_blocking(move || this.forget_layer(&digest));
+    let deleted = tokio::task::spawn_blocking(move || this.forget_layer(&digest, &|_| false));
     deleted
         .await
         .map_err(|_| Problem::new(ErrorKind::Internal, "deleting the layer failed"))?
