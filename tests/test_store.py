@@ -244,8 +244,13 @@ def test_what_nothing_needs_is_collected(tmp_path: Path) -> None:
             return dict(json.loads(done.stdout))
 
         assert collect("--grace", "0s")["layers"] == []
+        [unneeded] = {layer.digest for layer in client.images.get("one").layers} - {
+            layer.digest for layer in client.images.get("two").layers
+        }
         client.images.delete("one")
         assert collect()["layers"] == [], "not yet"
+        planned = client.layers.gc(grace=0, dry_run=True)
+        assert (planned.layers, planned.dry_run) == ((unneeded,), True)
         assert objects(store) >= before
         assert len(collect("--grace", "0s", "--dry-run")["layers"]) == 1  # type: ignore[arg-type]
         # What uploads that were cut off have left.
@@ -403,6 +408,12 @@ def test_what_is_read_is_counted(tmp_path: Path) -> None:
             [layer] = [layer for layer in listed if layer["digest"] == digest]
             assert 4 <= layer["reads"]["touched_chunks"] < layer["chunks"]
             assert b"HIT RATE" in server.cli("layer", "stats").stdout
+            usage = client.layers.usage()
+            [told_layer] = [layer for layer in usage.layers if layer.digest == digest]
+            assert told_layer.reads is not None
+            assert told_layer.reads.touched_chunks >= 4
+            assert (told_layer.published, told_layer.mounted) == (True, True)
+            assert usage.cache_limit_bytes == told["corral_lazy_cache_limit_bytes"]
             assert b"IMAGE READ" in server.cli("stats", box.id).stdout
             [pid] = lazy_servers(server)
             os.kill(pid, signal.SIGSTOP)

@@ -19,12 +19,14 @@ from .._types import (
     BuildProgress,
     EnvironmentRecord,
     EnvironmentSpec,
+    GcResult,
     ImageDiff,
     ImageRecord,
     ImportProgress,
     KeyRecord,
     LayerKind,
     LayerRecord,
+    LayerUsageList,
     Limits,
     NewKey,
     NodeStatus,
@@ -264,6 +266,23 @@ class Layers:
     def list(self) -> list[LayerRecord]:
         """The layers, by digest."""
         return [decode(LayerRecord, layer) for layer in _all(self._transport, "layers")]
+
+    def usage(self) -> LayerUsageList:
+        """What layers take on the node and in the shared store, and what was read of those that are not wholly here."""
+        return decode(LayerUsageList, self._transport.json(Request("GET", path("layers:usage"))))
+
+    def gc(self, *, grace: float | None = None, dry_run: bool = False) -> GcResult:
+        """Removes what no image, layer, environment or sandbox needs, from the node and the shared store.
+
+        ``grace`` is for how many seconds it must not have been needed: a day where absent. With ``dry_run`` nothing is
+        removed, and the answer says what would be.
+        """
+        body: dict[str, Any] = {"dry_run": dry_run}
+        if grace is not None:
+            body["grace_ms"] = round(grace * 1000)
+        # Done again it would tell of less.
+        request = Request("POST", path("layers:gc"), json=body, repeat=Repeat.REFUSED, read_timeout=None)
+        return decode(GcResult, self._transport.json(request))
 
     def delete(self, digest: str) -> None:
         """Deletes a layer that nothing uses."""

@@ -35,6 +35,94 @@ class LayerRecord:
 
 
 @dataclass(frozen=True, slots=True)
+class LayerReads:
+    """Reads of a layer that is not wholly on the node, since the server of lazy reads was started."""
+
+    read_bytes: int = 0
+    """Bytes that readers asked for. What the host has in memory is not asked for."""
+    touched_chunks: int = 0
+    """Chunks that readers asked for, of all that the layer has."""
+    fetched_bytes: int = 0
+    """Bytes that came from the shared store, as they are stored there."""
+    hits: int = 0
+    """Reads of what was on the node."""
+    misses: int = 0
+    """Reads that had to wait."""
+    errors: int = 0
+    """Reads that failed."""
+    fetches: int = 0
+    """Fetches from the store."""
+    fetch_us: int = 0
+    """Microseconds that these took together."""
+
+
+@dataclass(frozen=True, slots=True)
+class LayerUsage:
+    """What a layer takes on a node."""
+
+    digest: str
+    """The layer."""
+    size_bytes: int = 0
+    """Bytes of metadata and data."""
+    local_bytes: int = 0
+    """Bytes it takes on the node's disk."""
+    chunks: int = 0
+    """Its chunks."""
+    local_chunks: int = 0
+    """Chunks that are on the node."""
+    cached_bytes: int = 0
+    """Bytes of its data on the node's disk that can be had again."""
+    stored_bytes: int | None = None
+    """Bytes that its data takes in the shared store; ``None`` for a layer that was never there."""
+    shared_bytes: int | None = None
+    """Bytes of these that other layers of the node refer to as well."""
+    published: bool | None = None
+    """Whether it is in the shared store; ``None`` where there is none."""
+    mounted: bool = False
+    """Whether it is mounted."""
+    reads: LayerReads | None = None
+    """What was read of it while it was not wholly here."""
+
+
+@dataclass(frozen=True, slots=True)
+class LayerUsageList:
+    """What layers take on a node and in the shared store."""
+
+    layers: tuple[LayerUsage, ...] = ()
+    """Layers on the node, by digest."""
+    elsewhere: int = 0
+    """Layers that are only in the shared store."""
+    cached_bytes: int = 0
+    """Bytes of data on the node that can be had again."""
+    cache_limit_bytes: int | None = None
+    """The most that these may be before data that no live sandbox has is given up; ``None`` where nothing ever is."""
+
+
+@dataclass(frozen=True, slots=True)
+class GcResult:
+    """What a collection removed, or would remove."""
+
+    layers: tuple[str, ...] = ()
+    """Layers of the shared store."""
+    packs: int = 0
+    """Packs of the shared store."""
+    pack_bytes: int = 0
+    """Bytes of these packs."""
+    waiting: int = 0
+    """Layers and packs that nothing needs, but not for long enough."""
+    kept_bytes: int = 0
+    """Bytes of packs that are needed."""
+    unfinished: int = 0
+    """Uploads to a directory store that were cut off."""
+    local: tuple[str, ...] = ()
+    """Layers on the node."""
+    local_bytes: int = 0
+    """Bytes of these layers."""
+    dry_run: bool = False
+    """Whether nothing was removed."""
+
+
+@dataclass(frozen=True, slots=True)
 class ImageConfig:
     """The part of an image's configuration that sandboxes honour."""
 
