@@ -37,7 +37,7 @@ use watch::{Look, QUESTION, Watch};
 
 pub(crate) use alive::open_as;
 pub use alive::{is_held, is_lost, kill, processes};
-pub use mount::{mount, unmount};
+pub use mount::{is_mounted, mount, unmount};
 pub use upgrade::probe_line;
 
 /// Why a holder does not hold.

@@ -41,7 +41,7 @@ pub fn mount(root: &Path) -> Result<OwnedFd, HolderError> {
 }
 
 /// Whether something of this program is mounted there, be it that it works or not.
-pub(super) fn is_mounted(root: &Path) -> bool {
+pub fn is_mounted(root: &Path) -> bool {
     mounts_at(&listed(root)) > 0
 }
 

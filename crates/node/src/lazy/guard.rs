@@ -33,17 +33,16 @@ const ANSWER: Duration = Duration::from_secs(4);
 const SILENCES: u32 = 4;
 
 /// What a sandbox is told that read through a connection that is lost.
-const LOST: &str = "the connection through which its layers were read was lost: the server of lazy reads, its holder and \
-                    the node's agent ended together";
+const LOST: &str = "the connection through which its layers were read was lost: the server of lazy reads and its holder \
+                    were ended, or the node's agent ended together with them";
 
 impl Lazy {
-    /// A copy of the connection of whoever serves.
-    async fn keep(&self) -> Result<Lifeline, LinkError> {
+    /// Asks whoever serves, and copies its connection where the host lets that be done.
+    async fn keep(&self) -> Result<Result<Lifeline, io::Error>, LinkError> {
         let ask = async {
             let mut link = LazyLink::connect(&self.socket).await?;
             let who = link.who().await?;
-            let kept = Lifeline::of(who.holder_pid).map_err(io::Error::from)?;
-            Ok(kept)
+            Ok(Lifeline::of(who.holder_pid).map_err(io::Error::from))
         };
         tokio::time::timeout(ANSWER, ask).await.map_err(|_| LinkError::Timeout)?
     }
@@ -53,13 +52,20 @@ impl Core {
     /// Watches until the node ends.
     pub async fn guard_lazy(self: Arc<Self>, lazy: Arc<Lazy>) {
         let (mut kept, mut looks, mut silent) = (None, 0_u32, 0);
+        let mut is_told = false;
         loop {
             if !holder::is_held(&lazy.root) {
                 self.renew_lazy(&lazy, &mut kept).await;
                 (looks, silent) = (0, 0);
             } else if looks.is_multiple_of(ASK_EVERY) {
                 match lazy.keep().await {
-                    Ok(lifeline) => (kept, silent) = (Some(lifeline), 0),
+                    Ok(Ok(lifeline)) => (kept, silent) = (Some(lifeline), 0),
+                    Ok(Err(error)) => {
+                        silent = 0;
+                        if !std::mem::replace(&mut is_told, true) {
+                            tracing::warn!(%error, "the connection of the server of lazy reads cannot be kept");
+                        }
+                    }
                     Err(error) => {
                         silent += 1;
                         tracing::warn!(%error, silent, "the server of lazy reads does not answer");
@@ -68,6 +74,8 @@ impl Core {
             }
             if silent == SILENCES {
                 tracing::error!("the server of lazy reads and its holder stand still: they are replaced");
+                kept =
+                    kept.or_else(|| holder::processes(&lazy.root).into_iter().find_map(|pid| Lifeline::of(pid).ok()));
                 if let Err(error) = corral_lazy::client::end(&lazy.root).await {
                     tracing::error!(%error, "they cannot be ended: reads of layers that are not here wait");
                 }
@@ -81,7 +89,8 @@ impl Core {
 
     /// Starts a holder where there is none.
     async fn renew_lazy(self: &Arc<Self>, lazy: &Lazy, kept: &mut Option<Lifeline>) {
-        if kept.as_ref().is_some_and(|kept| !kept.is_connected()) {
+        // Where it was told to end, or the mount was taken away, no layer can be opened through what was kept.
+        if !holder::is_mounted(&lazy.root) || kept.as_ref().is_some_and(|kept| !kept.is_connected()) {
             *kept = None;
         }
         match (lazy.start_with(kept.as_ref()).await, kept.is_some()) {
