@@ -280,7 +280,7 @@ fn unpack(tar: &mut Tar, reader: impl Read, base: &str, name: &[u8], placing: &P
             (tar::EntryType::Symlink, Some(link)) => tar.append_link(&mut header, to, path_of(&link)),
             // Of an entry of the same archive.
             (tar::EntryType::Link, Some(link)) => {
-                tar.append_link(&mut header, to, below(base, &clean(&link).unwrap_or(link)))
+                tar.append_link(&mut header, to, path_of(&[base.as_bytes(), &clean(&link).unwrap_or(link)].concat()))
             }
             _ => {
                 header.set_size(entry.size());
@@ -297,8 +297,11 @@ fn path_of(bytes: &[u8]) -> &Path {
     Path::new(OsStr::from_bytes(bytes))
 }
 
+/// A name that has no room in a header leaves there the text that it begins with, which the crate `tar` refuses to be
+/// nothing: below `./` it is something.
 fn below(base: &str, name: &[u8]) -> PathBuf {
-    path_of(&[base.as_bytes(), name].concat()).to_owned()
+    let top: &[u8] = if base.is_empty() && name.first().is_some_and(|byte| !byte.is_ascii()) { b"./" } else { b"" };
+    path_of(&[top, base.as_bytes(), name].concat()).to_owned()
 }
 
 fn header(kind: tar::EntryType, mode: u32, owner: Owner, mtime: u64) -> tar::Header {
@@ -337,6 +340,10 @@ mod tests {
         let keys: Vec<_> =
             contents.iter().map(|content| serde_json::to_value(content).unwrap()["to"].clone()).collect();
         assert_eq!(keys[0], serde_json::json!([255]));
+        let long = below("", &b"\xff".repeat(150));
+        let mut sent = tar::Builder::new(Vec::new());
+        let mut longest = header(tar::EntryType::Regular, 0o644, Owner::default(), 0);
+        sent.append_data(&mut longest, long, io::empty()).unwrap();
         let placing = Placing { missing: vec!["d".to_owned()], rename: None, owner: None, mode: None };
         let (body, task) = stream(Arc::default(), pieces.into(), placing);
         let bytes = body.collect().await.unwrap().to_bytes();
