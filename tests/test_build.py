@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import io
 import json
+import os
 import subprocess
 import tarfile
 import threading
@@ -303,6 +304,23 @@ def test_dockerignore(build: Builder, make: Make) -> None:
     assert "src" not in text_in(make, image, "ls -A /all")
     with pytest.raises(corral.InvalidRequest, match=r"\.dockerignore line 1"):
         build("FROM bb\n", {".dockerignore": b"[a\n"})
+
+
+def test_names_that_are_no_text(build: Builder, make: Make, tmp_path: Path) -> None:
+    odd = os.fsdecode(b"caf\xe9")
+    context = tmp_path / "context"
+    (context / "d").mkdir(parents=True)
+    for name in (odd, f"{odd}.log"):
+        (context / "d" / name).write_text("latin")
+    (context / ".dockerignore").write_text("d/*.log\n")
+    text = (
+        "FROM bb AS first\nCOPY d /d\nRUN mv /d/caf* /d/$(printf 'x\\351')\n"
+        "FROM bb\nCOPY --from=first /d /e\nCOPY d/caf* /f/\n"
+    )
+    (context / "Dockerfile").write_text(text)
+    look = "[ $(ls /e /f | wc -l) = 5 ] && cat /e/$(printf 'x\\351') /f/$(printf 'caf\\351')"
+    for packed in (context, tar_of({f"d/{odd}": b"latin", "Dockerfile": text.encode()})):
+        assert text_in(make, build.context(packed), look) == "latinlatin"
 
 
 def test_a_failing_command_tells_step_status_and_output(build: Builder, client: corral.Client) -> None:

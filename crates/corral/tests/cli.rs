@@ -6,6 +6,10 @@ mod support;
 
 use corral_api::ids::SandboxId;
 use serde_json::Value;
+use std::fs::Permissions;
+use std::os::unix::ffi::OsStrExt as _;
+use std::os::unix::fs::PermissionsExt as _;
+use std::os::unix::net::UnixListener;
 use std::process::{Output, Stdio};
 use support::Front;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
@@ -202,6 +206,79 @@ async fn files_and_directories_are_copied_both_ways() {
     assert!(!home.join("x").exists());
 }
 
+/// What a client sends of its own that is no network's fault: each is sent, left out with a word, or an error that
+/// names it.
+#[tokio::test]
+async fn files_that_cannot_be_sent_are_named() {
+    let cli = Cli::new().await;
+    let (home, to) = (cli.home.path(), format!("{}:/dir/x", cli.id()));
+    std::fs::create_dir(home.join("tree")).unwrap();
+    let odd = std::ffi::OsStr::from_bytes(b"tree/caf\xe9");
+    std::fs::write(home.join(odd), "latin").unwrap();
+    let _sockets = ["tree/a.sock", "tree/b.sock"].map(|name| UnixListener::bind(home.join(name)).unwrap());
+    for line in [
+        &["cp", "tree", &to][..],
+        &["image", "import", "./tree"],
+        &["layer", "build", "--kind", "toolkit", "--at", "/w", "tree"],
+    ] {
+        let (code, _, err) = cli.run(line).await;
+        assert_eq!((code, err.matches("2 sockets are left out, the first of them").count()), (0, 1), "{line:?}: {err}");
+        assert!(err.contains("tree/a.sock\n"), "{err}");
+    }
+    let sent = cli.front.node.seen.files.lock().unwrap()["tar:/dir/x"].clone();
+    let mut archive = tar::Archive::new(sent.as_slice());
+    let names = archive.entries().unwrap().map(|entry| entry.unwrap().path_bytes().into_owned());
+    assert_eq!(names.collect::<Vec<_>>(), [&b"./"[..], b"caf\xe9"]);
+
+    // Nobody reads the first byte of its own memory.
+    for line in
+        [&["cp", "/proc/self/mem", &to][..], &["layer", "build", "--kind", "toolkit", "--at", "/w", "/proc/self/mem"]]
+    {
+        let (code, _, err) = cli.run(line).await;
+        assert_eq!((code, err.as_str()), (1, "corral: cannot read /proc/self/mem: Input/output error (os error 5)\n"));
+    }
+    let mut command = cli.command(&["cp", "-", &to]);
+    let output = command.stdin(std::fs::File::open(home).unwrap()).output().await.unwrap();
+    let err = String::from_utf8(output.stderr).unwrap();
+    let said = "corral: cannot read standard input: Is a directory (os error 21)\n";
+    assert_eq!((output.status.code(), err.as_str()), (Some(1), said));
+}
+
+#[tokio::test]
+async fn an_unreadable_file_is_named() {
+    let cli = Cli::new().await;
+    let (home, to) = (cli.home.path(), format!("{}:/dir/x", cli.id()));
+    std::fs::create_dir(home.join("tree")).unwrap();
+    std::fs::write(home.join("tree/Dockerfile"), "FROM scratch").unwrap();
+    std::fs::write(home.join("tree/secret"), "x").unwrap();
+    for (path, mode) in [("", 0o755), ("tree", 0o755), ("tree/secret", 0o000)] {
+        std::fs::set_permissions(home.join(path), Permissions::from_mode(mode)).unwrap();
+    }
+    for line in [
+        &["cp", "tree", &to][..],
+        &["image", "import", "./tree"],
+        &["image", "build", "-t", "x", "tree"],
+        &["layer", "build", "--kind", "toolkit", "--at", "/w", "tree"],
+    ] {
+        let mut command = cli.command(line);
+        if rustix::process::geteuid().is_root() {
+            // Root reads everything.
+            command.uid(65534).gid(65534);
+        }
+        let output = match command.output().await {
+            Err(error) if error.kind() == std::io::ErrorKind::PermissionDenied => {
+                println!("skipped: only root reaches the program to test");
+                return;
+            }
+            output => output.unwrap(),
+        };
+        let err = String::from_utf8(output.stderr).unwrap();
+        assert_eq!(output.status.code(), Some(1), "{line:?}: {err}");
+        assert!(err.starts_with("corral: cannot read "), "{err}");
+        assert!(err.ends_with("tree/secret: Permission denied (os error 13)\n"), "{err}");
+    }
+}
+
 #[tokio::test]
 async fn images_layers_environments_and_keys() {
     let cli = Cli::new().await;
@@ -216,7 +293,10 @@ async fn images_layers_environments_and_keys() {
     std::fs::write(home.join("bad.tar"), "broken").unwrap();
     let (code, _, err) = cli.run(&["image", "import", "bad.tar", "--name", "bad"]).await;
     assert_eq!((code, err.as_str()), (1, "corral: not an archive\n"));
-    assert_eq!(cli.run(&["image", "import", "./missing.tar"]).await.0, 1);
+    for missing in ["./missing", "/missing", "missing.tar", "dir/missing.tar.zst"] {
+        let (code, _, err) = cli.run(&["image", "import", missing]).await;
+        assert_eq!((code, err), (1, format!("corral: there is no file {missing}\n")));
+    }
     let images = cli.json(&["image", "ls", "--json"]).await;
     assert_eq!(images["images"].as_array().unwrap().len(), 2);
     let (_, table, _) = cli.run(&["image", "ls"]).await;

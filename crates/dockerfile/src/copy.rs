@@ -1,4 +1,6 @@
 //! What `COPY` and `ADD` take from a tree of files: a context, or the files of a stage.
+//!
+//! Names of files are bytes, as the kernel has them. What a Dockerfile says is text.
 
 use crate::glob;
 use std::collections::BTreeMap;
@@ -14,7 +16,7 @@ pub enum EntryKind {
     /// A directory.
     Directory,
     /// A symbolic link, and where it leads.
-    Symlink(String),
+    Symlink(Vec<u8>),
 }
 
 /// What a tree tells of its entries.
@@ -33,9 +35,9 @@ impl Listed for EntryKind {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Selected {
     /// Where it is in the tree.
-    pub path: String,
+    pub path: Vec<u8>,
     /// Where it goes, below the destination. A file's name for a source that is a file.
-    pub to: String,
+    pub to: Vec<u8>,
     /// It lies in a directory that is a source, and is not one itself.
     pub inner: bool,
 }
@@ -58,18 +60,24 @@ pub enum SelectError {
 }
 
 /// A path without `.`, `..`, doubled and leading slashes; nothing when it leads out of where it begins.
-pub fn clean(path: &str) -> Option<String> {
-    let mut names: Vec<&str> = Vec::new();
-    for name in path.split('/') {
+pub fn clean(path: &[u8]) -> Option<Vec<u8>> {
+    let mut names: Vec<&[u8]> = Vec::new();
+    for name in path.split(|byte| *byte == b'/') {
         match name {
-            "" | "." => {}
-            ".." => {
+            b"" | b"." => {}
+            b".." => {
                 names.pop()?;
             }
             other => names.push(other),
         }
     }
-    Some(names.join("/"))
+    Some(names.join(&b'/'))
+}
+
+/// As [`clean`], of a text.
+pub fn clean_text(path: &str) -> Option<String> {
+    // Text that is cut at slashes stays text.
+    clean(path.as_bytes()).and_then(|cleaned| String::from_utf8(cleaned).ok())
 }
 
 /// What a source means in a tree, whose paths are as [`clean`] makes them and whose directories are all entries. A
@@ -77,31 +85,34 @@ pub fn clean(path: &str) -> Option<String> {
 ///
 /// # Errors
 /// Nothing matches, or the source cannot be read.
-pub fn select<T: Listed>(tree: &BTreeMap<String, T>, source: &str) -> Result<Vec<Selected>, SelectError> {
+pub fn select<T: Listed>(tree: &BTreeMap<Vec<u8>, T>, source: &str) -> Result<Vec<Selected>, SelectError> {
     let shown = || crate::words::shown(source);
-    let path = clean(source).ok_or_else(|| SelectError::Outside(shown()))?;
+    let path = clean_text(source).ok_or_else(|| SelectError::Outside(shown()))?;
     let mut matched = Vec::new();
     if glob::is_pattern(&path) {
         let matcher = glob::compile(&path, true, false).map_err(|why| SelectError::BadPattern(shown(), why))?;
-        matched.extend(tree.keys().filter(|p| matcher.is_match(p)).cloned());
+        matched.extend(tree.keys().filter(|p| matcher.is_match(glob::path(p))).cloned());
     } else {
-        matched.push(path);
+        matched.push(path.into_bytes());
     }
     let mut selected = Vec::new();
     for path in matched {
         let real = resolve(tree, &path, source)?;
         let directory = real.is_empty() || tree.get(&real).is_some_and(|e| *e.kind() == EntryKind::Directory);
         if directory {
-            let prefix = if real.is_empty() { String::new() } else { format!("{real}/") };
+            let mut prefix = real.clone();
+            if !prefix.is_empty() {
+                prefix.push(b'/');
+            }
             let below = tree.range(prefix.clone()..).map(|(p, _)| p).take_while(|p| p.starts_with(&prefix));
-            selected.push(Selected { path: real.clone(), to: String::new(), inner: false });
+            selected.push(Selected { path: real, to: Vec::new(), inner: false });
             selected.extend(below.filter(|p| !p.is_empty()).map(|p| Selected {
                 path: p.clone(),
                 to: p[prefix.len()..].to_owned(),
                 inner: true,
             }));
         } else {
-            let name = path.rsplit('/').next().unwrap_or(&path).to_owned();
+            let name = names(&path).next_back().unwrap_or(&path).to_owned();
             selected.push(Selected { path: real, to: name, inner: false });
         }
     }
@@ -109,21 +120,21 @@ pub fn select<T: Listed>(tree: &BTreeMap<String, T>, source: &str) -> Result<Vec
 }
 
 /// Follows links, none of which leads out of the tree: its top is their root.
-fn resolve<T: Listed>(tree: &BTreeMap<String, T>, path: &str, source: &str) -> Result<String, SelectError> {
+fn resolve<T: Listed>(tree: &BTreeMap<Vec<u8>, T>, path: &[u8], source: &str) -> Result<Vec<u8>, SelectError> {
     let shown = || crate::words::shown(source);
-    let mut todo: Vec<String> = path.split('/').rev().filter(|n| !n.is_empty()).map(str::to_owned).collect();
-    let mut at: Vec<String> = Vec::new();
+    let mut todo: Vec<&[u8]> = names(path).rev().collect();
+    let mut at: Vec<&[u8]> = Vec::new();
     let mut links = 0;
     while let Some(name) = todo.pop() {
-        match name.as_str() {
-            "." => continue,
-            ".." => {
+        match name {
+            b"." => continue,
+            b".." => {
                 at.pop();
                 continue;
             }
             _ => at.push(name),
         }
-        let here = at.join("/");
+        let here = at.join(&b'/');
         match tree.get(&here).map(Listed::kind) {
             None => return Err(SelectError::Missing(shown())),
             Some(EntryKind::Symlink(target)) => {
@@ -132,24 +143,29 @@ fn resolve<T: Listed>(tree: &BTreeMap<String, T>, path: &str, source: &str) -> R
                     return Err(SelectError::Links(shown()));
                 }
                 at.pop();
-                if target.starts_with('/') {
+                if target.starts_with(b"/") {
                     at.clear();
                 }
-                todo.extend(target.split('/').rev().filter(|n| !n.is_empty()).map(str::to_owned));
+                todo.extend(names(target).rev());
             }
             Some(EntryKind::File) if !todo.is_empty() => return Err(SelectError::Missing(shown())),
             Some(_) => {}
         }
     }
-    Ok(at.join("/"))
+    Ok(at.join(&b'/'))
+}
+
+/// The names that a path has.
+fn names(path: &[u8]) -> impl DoubleEndedIterator<Item = &[u8]> {
+    path.split(|byte| *byte == b'/').filter(|name| !name.is_empty())
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn tree() -> BTreeMap<String, EntryKind> {
-        let link = |to: &str| EntryKind::Symlink(to.to_owned());
+    fn tree() -> BTreeMap<Vec<u8>, EntryKind> {
+        let link = |to: &str| EntryKind::Symlink(to.into());
         [
             ("a.txt", EntryKind::File),
             ("b.txt", EntryKind::File),
@@ -166,12 +182,13 @@ mod tests {
             ("up", link("../../../a.txt")),
             ("loop", link("loop")),
         ]
-        .map(|(p, k)| (p.to_owned(), k))
+        .map(|(p, k)| (p.into(), k))
         .into()
     }
 
     fn chosen(source: &str) -> Vec<(String, String)> {
-        select(&tree(), source).unwrap().into_iter().map(|s| (s.path, s.to)).collect()
+        let text = |bytes| String::from_utf8(bytes).unwrap();
+        select(&tree(), source).unwrap().into_iter().map(|s| (text(s.path), text(s.to))).collect()
     }
 
     fn pairs(pairs: &[(&str, &str)]) -> Vec<(String, String)> {
@@ -199,6 +216,27 @@ mod tests {
         assert_eq!(chosen("to-dir/sub/c"), pairs(&[("dir/sub/c", "c")]));
         assert_eq!(select(&tree(), "absolute"), Err(SelectError::Missing("absolute".into())));
         assert_eq!(select(&tree(), "loop"), Err(SelectError::Links("loop".into())));
+    }
+
+    #[test]
+    fn names_that_are_no_text_are_taken_as_they_are() {
+        let tree: BTreeMap<Vec<u8>, EntryKind> = [
+            (&b"d"[..], EntryKind::Directory),
+            (b"d/caf\xe9", EntryKind::File),
+            (b"d/\xff", EntryKind::Directory),
+            (b"d/\xff/x", EntryKind::File),
+            (b"link", EntryKind::Symlink(b"d/caf\xe9".into())),
+        ]
+        .map(|(path, kind)| (path.to_owned(), kind))
+        .into();
+        let chosen = |source| -> Vec<_> {
+            select(&tree, source).unwrap().into_iter().map(|s| s.to).filter(|to| !to.is_empty()).collect()
+        };
+        assert_eq!(chosen("d"), [&b"caf\xe9"[..], b"\xff", b"\xff/x"]);
+        assert_eq!(chosen("d/caf*"), [b"caf\xe9"]);
+        assert_eq!(chosen("d/caf?"), [b"caf\xe9"]);
+        assert_eq!(chosen("link"), [b"link"]);
+        assert!(matches!(select(&tree, "d/caf\u{fffd}"), Err(SelectError::Missing(_))));
     }
 
     #[test]

@@ -1,10 +1,18 @@
 //! Patterns as Go's `filepath.Match` and Docker's `.dockerignore` mean them, through `globset`.
 
 use globset::{GlobBuilder, GlobMatcher};
+use std::ffi::OsStr;
+use std::os::unix::ffi::OsStrExt as _;
+use std::path::Path;
 
 /// Whether a text has signs that make it a pattern.
 pub fn is_pattern(text: &str) -> bool {
     text.contains(['*', '?', '[', '\\'])
+}
+
+/// A path, which is bytes, as matchers take it.
+pub fn path(bytes: &[u8]) -> &Path {
+    Path::new(OsStr::from_bytes(bytes))
 }
 
 /// A pattern. `*` and `?` stay within a name where `within_names`; `**` as a whole name matches any number of names

@@ -3,7 +3,7 @@
 //! As Docker means it: patterns are rooted at the context, `**` matches any number of directories, what lies below an
 //! excluded directory is excluded, `!` takes back, and the last pattern that matches decides.
 
-use crate::copy::clean;
+use crate::copy::clean_text;
 use crate::glob;
 use globset::GlobMatcher;
 
@@ -45,7 +45,7 @@ impl Ignore {
                 continue;
             }
             let bad = |why: String| BadIgnore { line: number + 1, pattern: pattern.chars().take(80).collect(), why };
-            let pattern = clean(pattern).unwrap_or_default();
+            let pattern = clean_text(pattern).unwrap_or_default();
             if pattern.is_empty() {
                 continue;
             }
@@ -58,10 +58,10 @@ impl Ignore {
     }
 
     /// Whether a path of the context, relative and without `.` and `..`, is left out.
-    pub fn excludes(&self, path: &str) -> bool {
+    pub fn excludes(&self, path: &[u8]) -> bool {
         let mut excluded = false;
         for (matcher, takes_back) in &self.rules {
-            if excluded == *takes_back && with_parents(path).any(|p| matcher.is_match(p)) {
+            if excluded == *takes_back && with_parents(path).any(|p| matcher.is_match(glob::path(p))) {
                 excluded = !takes_back;
             }
         }
@@ -74,8 +74,8 @@ impl Ignore {
     }
 }
 
-fn with_parents(path: &str) -> impl Iterator<Item = &str> {
-    let parents = path.match_indices('/').map(|(at, _)| &path[..at]);
+fn with_parents(path: &[u8]) -> impl Iterator<Item = &[u8]> {
+    let parents = path.iter().enumerate().filter(|(_, byte)| **byte == b'/').map(|(at, _)| &path[..at]);
     parents.chain(std::iter::once(path))
 }
 
@@ -110,18 +110,28 @@ mod tests {
             ("build/keep/deep", false),
             ("# comment", false),
         ] {
-            assert_eq!(ignore.excludes(path), excluded, "{path}");
+            assert_eq!(ignore.excludes(path.as_bytes()), excluded, "{path}");
         }
         assert!(ignore.takes_back());
-        assert!(!Ignore::default().excludes("anything"));
+        assert!(!Ignore::default().excludes(b"anything"));
+    }
+
+    #[test]
+    fn names_that_are_no_text_are_compared_as_bytes() {
+        let ignore = Ignore::new("*.log\nd/caf*\n").unwrap();
+        for (path, excluded) in
+            [(&b"caf\xe9.log"[..], true), (b"d/caf\xe9", true), (b"d/caf\xe9/x", true), (b"caf\xe9", false)]
+        {
+            assert_eq!(ignore.excludes(path), excluded, "{path:?}");
+        }
     }
 
     #[test]
     fn everything_but() {
         let ignore = Ignore::new("*\n!src\n").unwrap();
-        assert_eq!(["a", "src", "src/x"].map(|p| ignore.excludes(p)), [true, false, false]);
+        assert_eq!(["a", "src", "src/x"].map(|p| ignore.excludes(p.as_bytes())), [true, false, false]);
         let ignore = Ignore::new("**\n!Dockerfile").unwrap();
-        assert_eq!(["a/b", "Dockerfile"].map(|p| ignore.excludes(p)), [true, false]);
+        assert_eq!(["a/b", "Dockerfile"].map(|p| ignore.excludes(p.as_bytes())), [true, false]);
     }
 
     #[test]

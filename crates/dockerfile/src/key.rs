@@ -2,7 +2,7 @@
 
 use crate::plan::Action;
 use corral_api::digest::Digest;
-use serde::Serialize;
+use serde::{Serialize, Serializer};
 use serde_json::json;
 
 /// Changes when the meaning of a key does.
@@ -12,13 +12,22 @@ const VERSION: u32 = 1;
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Content {
     /// Where it goes, below the destination.
-    pub to: String,
+    #[serde(serialize_with = "name")]
+    pub to: Vec<u8>,
     /// `file`, `directory` or `symlink`.
     pub kind: &'static str,
     /// Permission bits.
     pub mode: u32,
     /// Digest of a file's bytes, or of a link's target.
     pub digest: Option<Digest>,
+}
+
+/// Text as text, so that keys stay what they were; what is none as a list of bytes, which no text is equal to.
+fn name<S: Serializer>(bytes: &[u8], serializer: S) -> Result<S::Ok, S::Error> {
+    match std::str::from_utf8(bytes) {
+        Ok(text) => text.serialize(serializer),
+        Err(_) => bytes.serialize(serializer),
+    }
 }
 
 /// The key of a step: the layers below it, what it does, and what it copies.

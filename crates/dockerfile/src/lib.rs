@@ -21,7 +21,7 @@ mod plan;
 mod stage;
 mod words;
 
-pub use copy::{EntryKind, Listed, SelectError, Selected, clean, select};
+pub use copy::{EntryKind, Listed, SelectError, Selected, clean, clean_text, select};
 pub use error::{DockerfileError, Fault};
 pub use graph::{Graph, Options};
 pub use ignore::{BadIgnore, Ignore};

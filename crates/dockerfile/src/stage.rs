@@ -1,6 +1,6 @@
 //! The state of a stage between its instructions: configuration, arguments, shell.
 
-use crate::copy::clean;
+use crate::copy::clean_text;
 use crate::error::Fault;
 use crate::expand::Scope;
 use crate::parse::{Command, Copy, Instruction, Op, Run, Source};
@@ -213,7 +213,7 @@ impl<'a> Stage<'a> {
                     if copy.add && is_remote(&path) {
                         return Err(Fault::Remote(shown(&path)));
                     }
-                    if clean(&path).is_none() {
+                    if clean_text(&path).is_none() {
                         return Err(Fault::Outside(shown(&path)));
                     }
                     CopySource::Path(path)

@@ -99,6 +99,11 @@ async fn malformed_requests_are_problems_that_say_where() {
         ("PUT", "/v1/images/x?kind=zip", 400, "invalid_request", "zip"),
         ("PUT", "/v1/images/sha256:x", 400, "invalid_request", "not a digest"),
         ("PUT", "/v1/images/a%20b", 400, "invalid_request", "a b"),
+        ("GET", "/v1/layers?cursor=xx", 400, "invalid_request", "cursor: "),
+        ("GET", "/v1/images?cursor=-x", 400, "invalid_request", "cursor: "),
+        ("GET", "/v1/environments?cursor=", 400, "invalid_request", "cursor: "),
+        ("PUT", "/v1/layers?kind=toolkit&at=/proc/x", 400, "invalid_request", "at: "),
+        ("PUT", "/v1/layers?kind=toolkit&at=/etc/hosts", 400, "invalid_request", "at: "),
     ] {
         let message = c.problem(c.call(method, path), status, kind).await;
         assert!(message.contains(says), "{method} {path}: {message}");

@@ -8,7 +8,7 @@ use rustix::fs::{
     self, AtFlags, FileType, Mode, OFlags, ResolveFlags, Stat, mkdirat, openat, openat2, statat, unlinkat,
 };
 use rustix::io::Errno;
-use std::ffi::{CStr, OsStr};
+use std::ffi::{CStr, OsStr, OsString};
 use std::fs::File;
 use std::io::{self, Read, Write};
 use std::os::fd::OwnedFd;
@@ -119,6 +119,7 @@ fn append(
     relative: &OsStr,
     stat: &Stat,
 ) -> io::Result<()> {
+    let relative = &sendable(relative);
     let mut header = header_of(stat);
     match FileType::from_raw_mode(stat.st_mode) {
         FileType::Directory => {
@@ -153,6 +154,15 @@ fn append(
         }
         // Sockets and devices mean nothing elsewhere.
         _ => Ok(()),
+    }
+}
+
+/// A name that has no room in a header leaves there the text that it begins with, which the crate `tar` refuses to be
+/// nothing: below `./` it is something.
+fn sendable(name: &OsStr) -> OsString {
+    match name.as_bytes() {
+        [first, ..] if !first.is_ascii() => [OsStr::new("./"), name].into_iter().collect(),
+        _ => name.to_owned(),
     }
 }
 
@@ -319,4 +329,25 @@ fn owner_of(header: &tar::Header) -> Result<(fs::Uid, fs::Gid), Unpack> {
 fn beneath(dir: &OwnedFd, path: &Path) -> Result<OwnedFd, Errno> {
     let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
     openat2(dir, path, flags, Mode::empty(), ResolveFlags::BENEATH | ResolveFlags::NO_MAGICLINKS)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_that_are_no_text_are_sent_as_they_are() {
+        let long = b"\xff".repeat(150);
+        for name in [&b"caf\xe9"[..], b"\xff\xfe", long.as_slice(), b"plain"] {
+            let mut tar = tar::Builder::new(Vec::new());
+            let mut header = tar::Header::new_gnu();
+            header.set_size(0);
+            tar.append_data(&mut header, sendable(OsStr::from_bytes(name)), io::empty()).unwrap();
+            let bytes = tar.into_inner().unwrap();
+            let mut archive = tar::Archive::new(bytes.as_slice());
+            let entry = archive.entries().unwrap().next().unwrap().unwrap();
+            let found = entry.path_bytes().into_owned();
+            assert_eq!(found.strip_prefix(b"./").unwrap_or(&found), name);
+        }
+    }
 }

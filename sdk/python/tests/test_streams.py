@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import socket
 import tarfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,7 +13,7 @@ from pathlib import Path
 import pytest
 
 import corral
-from corral import RetryPolicy
+from corral import RetryPolicy, _tar
 from corral._async import _backend
 from corral._lines import EventParser, LineSplitter
 
@@ -246,6 +247,41 @@ def test_directories_round_trip(tmp_path: Path) -> None:
     assert (target / long).read_text() == long
     assert (target / "run.sh").stat().st_mode & 0o777 == 0o755
     assert (target / "twin").samefile(target / "run.sh")
+
+
+def test_files_of_ones_own_that_cannot_be_sent(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    tree = tmp_path / "tree"
+    tree.mkdir()
+    (tree / os.fsdecode(b"caf\xe9")).write_text("latin")
+    with socket.socket(socket.AF_UNIX) as bound:
+        bound.bind(str(tree / "a.sock"))
+    packed = b"".join(_tar.pack(tree))
+    with tarfile.open(fileobj=io.BytesIO(packed)) as archive:
+        assert [os.fsencode(name) for name in archive.getnames()] == [b".", b"caf\xe9"]
+    assert [r.getMessage() for r in caplog.records] == [
+        f"1 left out, which are sockets, the first of them {tree}/a.sock"
+    ]
+
+    big = tree / "big"
+    for size, said in [(1 << 20, "it became shorter"), (3 << 20, "it changed")]:
+        big.write_bytes(bytes(2 << 20))
+        stream = _tar.pack(tree)
+        assert len([next(stream) for _ in range(4)]) == 4
+        os.truncate(big, size)
+        with pytest.raises(OSError, match=said) as failed:
+            list(stream)
+        assert failed.value.filename == str(big)
+
+    # What fails is told as it is, not as a failure of the connection.
+    with gateway(Answer(204)) as server, corral.Client(server.url, "k", retry=FAST) as c:
+        for send in (
+            lambda: c.images.import_file(tmp_path / "missing", "x"),
+            lambda: c.layers.build("/proc/self/mem", kind="toolkit", at="/x"),
+            lambda: c.sandbox("s1").files.upload("/proc/self/mem", "/x"),
+        ):
+            with pytest.raises(OSError, match=r"No such file|Input/output error") as failed:
+                send()
+            assert failed.value.filename in {str(tmp_path / "missing"), "/proc/self/mem"}
 
 
 def test_a_hostile_archive_stays_below_its_target(tmp_path: Path) -> None:

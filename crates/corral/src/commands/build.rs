@@ -1,5 +1,6 @@
 //! `corral image build`: packs the context and follows the build.
 
+use super::pack::{Choice, LeftOut, pack};
 use super::transfer::{Pipe, Upload};
 use crate::cli::BuildArgs;
 use crate::client::{ApiError, Client, Lines, send};
@@ -7,8 +8,9 @@ use crate::output::{print_json_line, print_line, tell};
 use anyhow::Context as _;
 use corral_api::build::{BuildProgress, BuildQuery};
 use corral_dockerfile::Ignore;
-use std::fs;
+use std::fs::{self, FileType};
 use std::io;
+use std::os::unix::fs::FileTypeExt as _;
 use std::path::{Path, PathBuf};
 
 /// Builds an image.
@@ -30,11 +32,12 @@ pub async fn build(client: &Client, args: &BuildArgs, json: bool) -> anyhow::Res
             query.dockerfile = inside(dir, Path::new(file))?;
         }
         let packed = Packed::new(dir, &query.dockerfile)?;
-        Upload::written(move |pipe| packed.write(pipe))
+        Upload::written(move |pipe, left_out| packed.write(pipe, left_out))
     };
     let request = client.put(&["v1", "images", &args.tag, "build"]).query(&query.pairs());
-    let response = send(request.header("content-type", "application/x-tar").body(upload.body)).await?;
-    follow(Lines::new(response), json).await
+    let request = request.header("content-type", "application/x-tar").body(upload.body);
+    let built = async { follow(Lines::new(send(request).await?), json).await };
+    upload.source.settle(built.await)
 }
 
 /// Where a Dockerfile is in the context: named from here, or from there.
@@ -66,44 +69,24 @@ impl Packed {
     }
 
     /// The server needs these whatever the rules say, and heeds the rules itself.
-    fn is_needed(&self, path: &str) -> bool {
-        path == self.dockerfile || path == ".dockerignore" || path == format!("{}.dockerignore", self.dockerfile)
+    fn is_needed(&self, path: &[u8]) -> bool {
+        let own = || format!("{}.dockerignore", self.dockerfile);
+        path == self.dockerfile.as_bytes() || path == b".dockerignore" || path == own().as_bytes()
     }
 
-    fn write(&self, pipe: &mut Pipe) -> io::Result<()> {
-        let mut tar = tar::Builder::new(pipe);
-        tar.follow_symlinks(false);
-        let mut stack = self.below("")?;
-        while let Some(path) = stack.pop() {
-            let real = self.dir.join(&path);
-            let kind = fs::symlink_metadata(&real)?.file_type();
-            let excluded = self.ignore.excludes(&path) && !self.is_needed(&path);
-            if kind.is_dir() {
-                let needed = self.dockerfile.starts_with(&format!("{path}/"));
-                if !excluded || self.ignore.takes_back() || needed {
-                    stack.extend(self.below(&path)?);
-                }
-            }
-            // Sockets and pipes are nothing to build from.
-            if !excluded && (kind.is_dir() || kind.is_file() || kind.is_symlink()) {
-                tar.append_path_with_name(&real, &path)?;
-            }
+    fn choose(&self, path: &[u8], kind: FileType) -> Choice {
+        let excluded = self.ignore.excludes(path) && !self.is_needed(path);
+        let needed = || self.dockerfile.as_bytes().strip_prefix(path).is_some_and(|rest| rest.starts_with(b"/"));
+        // Pipes and devices are nothing to build from; sockets are none either, which is said where they are met.
+        let known = kind.is_dir() || kind.is_file() || kind.is_symlink() || kind.is_socket();
+        Choice {
+            send: !excluded && known && !path.is_empty(),
+            descend: !excluded || self.ignore.takes_back() || needed(),
         }
-        tar.finish()
     }
 
-    /// What lies in a directory, the last one first.
-    fn below(&self, path: &str) -> io::Result<Vec<String>> {
-        let mut names = Vec::new();
-        for entry in fs::read_dir(self.dir.join(path))? {
-            let name = entry?.file_name();
-            let text = name.to_str().ok_or_else(|| {
-                io::Error::new(io::ErrorKind::InvalidData, format!("{path}/{}: not UTF-8", name.display()))
-            })?;
-            names.push(if path.is_empty() { text.to_owned() } else { format!("{path}/{text}") });
-        }
-        names.sort_unstable_by(|a, b| b.cmp(a));
-        Ok(names)
+    fn write(&self, pipe: &mut Pipe, left_out: &mut LeftOut) -> anyhow::Result<()> {
+        pack(&self.dir, pipe, |path, kind| self.choose(path, kind), |socket| left_out.add(socket))
     }
 }
 
@@ -136,6 +119,7 @@ async fn follow(mut lines: Lines, json: bool) -> anyhow::Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::os::unix::ffi::OsStrExt as _;
 
     #[test]
     fn the_context_is_packed_without_what_is_ignored() {
@@ -153,6 +137,9 @@ mod tests {
             fs::write(path, text).unwrap();
         }
         std::os::unix::fs::symlink("/etc/passwd", dir.path().join("link")).unwrap();
+        for name in [&b"src/caf\xe9"[..], b"\xff.log"] {
+            fs::write(dir.path().join(std::ffi::OsStr::from_bytes(name)), "").unwrap();
+        }
         let file = dir.path().join("docker/Dockerfile");
         assert_eq!(inside(dir.path(), &file).unwrap(), "docker/Dockerfile");
         assert_eq!(inside(dir.path(), Path::new("docker/Dockerfile")).unwrap(), "docker/Dockerfile");
@@ -161,7 +148,7 @@ mod tests {
         let runtime = tokio::runtime::Runtime::new().unwrap();
         let bytes = runtime.block_on(async {
             use futures_util::TryStreamExt as _;
-            let upload = Upload::written(move |pipe| packed.write(pipe));
+            let upload = Upload::written(move |pipe, left_out| packed.write(pipe, left_out));
             let stream = http_body_util::BodyExt::into_data_stream(upload.body);
             stream
                 .try_fold(Vec::new(), |mut all, piece| async move {
@@ -174,9 +161,12 @@ mod tests {
         let mut names: Vec<String> = tar::Archive::new(bytes.as_slice())
             .entries()
             .unwrap()
-            .map(|e| e.unwrap().path().unwrap().to_string_lossy().trim_end_matches('/').to_owned())
+            .map(|e| e.unwrap().path_bytes().escape_ascii().to_string().trim_end_matches('/').to_owned())
             .collect();
         names.sort();
-        assert_eq!(names, [".dockerignore", "docker/Dockerfile", "keep.log", "link", "src", "src/main"]);
+        assert_eq!(
+            names,
+            [".dockerignore", "docker/Dockerfile", "keep.log", "link", "src", "src/caf\\xe9", "src/main"]
+        );
     }
 }

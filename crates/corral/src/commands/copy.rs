@@ -90,8 +90,9 @@ impl Copy<'_> {
         let make = MkdirRequest { path: to.clone(), parents: true, mode: None, user: self.user.clone() };
         send(self.client.post(&self.path(&["mkdir"])).json(&make)).await?;
         let request = self.client.put(&self.path(&["tar"])).query(&self.query(&to));
-        let body = Upload::directory(from.to_owned()).body;
-        send(request.header("content-type", "application/x-tar").body(body)).await.map(drop)
+        let upload = Upload::directory(from.to_owned());
+        let request = request.header("content-type", "application/x-tar").body(upload.body);
+        upload.source.settle(send(request).await.map(drop))
     }
 
     async fn write(&self, upload: Upload, path: String, mode: Option<u32>) -> anyhow::Result<()> {
@@ -101,7 +102,7 @@ impl Copy<'_> {
             request = request.header("content-length", length);
         }
         let request = request.header("content-type", "application/octet-stream");
-        send(request.body(upload.body)).await.map(drop)
+        upload.source.settle(send(request.body(upload.body)).await.map(drop))
     }
 
     async fn read(&self, rest: &[&str], path: &str) -> anyhow::Result<Response> {

@@ -1,6 +1,7 @@
 //! Commands: run, exec and their output.
 
 use super::sandboxes;
+use super::transfer::Upload;
 use crate::cli::{ExecArgs, LogsArgs, RunArgs};
 use crate::client::{ApiError, Client, Lines, fetch, send};
 use crate::output::{print_error, print_json, print_line, tell};
@@ -199,10 +200,10 @@ async fn interrupt(client: Client, sandbox: String, command: CommandId) {
 
 /// Streams standard input to a command and closes it at its end.
 async fn feed(client: Client, sandbox: String, command: CommandId) {
-    let body = reqwest::Body::wrap_stream(tokio_util::io::ReaderStream::new(tokio::io::stdin()));
+    let input = Upload::stdin();
     let path = ["v1", "sandboxes", &sandbox, "commands", command.as_str(), "stdin"];
-    let request = client.post(&path).query(&StdinQuery { close: true }).body(body);
-    if let Err(error) = send(request).await {
+    let request = client.post(&path).query(&StdinQuery { close: true }).body(input.body);
+    if let Err(error) = input.source.settle(send(request).await) {
         // A command that ends before its input does is not an error.
         let ended = error.downcast_ref::<ApiError>().is_some_and(|e| matches!(e.status, 404 | 409 | 410));
         if !ended {

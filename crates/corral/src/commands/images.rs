@@ -17,6 +17,9 @@ use std::path::Path;
 use std::process::ExitCode;
 use std::time::Duration;
 
+/// How names of archives end.
+const ARCHIVES: [&str; 4] = [".tar", ".tar.gz", ".tgz", ".tar.zst"];
+
 /// `corral image`.
 pub async fn image(client: &Client, command: &ImageCommand, json: bool) -> anyhow::Result<ExitCode> {
     match command {
@@ -82,8 +85,10 @@ pub async fn layer(client: &Client, command: &LayerCommand, json: bool) -> anyho
         LayerCommand::Build { kind, at, source } => {
             let query = LayerUpload { kind: *kind, at: at.clone() };
             let request = client.put(&["v1", "layers"]).query(&query).header("content-type", "application/x-tar");
-            let response = send(request.body(Upload::of(source).await?.body)).await?;
-            follow(Lines::new(response), json).await?;
+            let upload = Upload::of(source).await?;
+            let request = request.body(upload.body);
+            let built = async { follow(Lines::new(send(request).await?), json).await };
+            upload.source.settle(built.await)?;
         }
         LayerCommand::Ls => {
             let split = |page: LayerList| (page.layers, page.next_cursor);
@@ -187,17 +192,19 @@ async fn reads(client: &Client, json: bool) -> anyhow::Result<()> {
 async fn import(client: &Client, args: &ImportArgs, json: bool) -> anyhow::Result<()> {
     let path = Path::new(&args.source);
     let local = args.source == "-" || path.exists();
-    if !local && args.source.starts_with(['.', '/']) {
+    if !local && names_a_file(&args.source) {
         anyhow::bail!("there is no file {}", args.source);
     }
-    let response = if local {
+    if local {
         anyhow::ensure!(args.username.is_none(), "--username is for registries; {} is a file", args.source);
         let name = args.name.clone().or_else(|| usual_name(path));
         let name = name.context("--name is needed for this source")?;
         let query = ImageUpload { kind: layout(path, args.kind), platform: args.platform.clone() };
         let request = client.put(&["v1", "images", &name]).query(&query);
-        let body = Upload::of(&args.source).await?.body;
-        send(request.header("content-type", "application/x-tar").body(body)).await?
+        let upload = Upload::of(&args.source).await?;
+        let request = request.header("content-type", "application/x-tar").body(upload.body);
+        let imported = async { follow(Lines::new(send(request).await?), json).await };
+        upload.source.settle(imported.await)
     } else {
         anyhow::ensure!(args.kind.is_none(), "--kind is for local sources, and there is no file {}", args.source);
         let body = RegistryImport {
@@ -208,9 +215,13 @@ async fn import(client: &Client, args: &ImportArgs, json: bool) -> anyhow::Resul
             platform: args.platform.clone(),
             plain_http: args.plain_http,
         };
-        send(client.post(&["v1", "images:import"]).json(&body)).await?
-    };
-    follow(Lines::new(response), json).await
+        follow(Lines::new(send(client.post(&["v1", "images:import"]).json(&body)).await?), json).await
+    }
+}
+
+/// Whether a source cannot be meant as a reference of a registry: those of registries have a tag or no such ending.
+fn names_a_file(source: &str) -> bool {
+    source.starts_with(['.', '/']) || ARCHIVES.iter().any(|end| source.ends_with(end))
 }
 
 fn read_password() -> anyhow::Result<String> {
@@ -223,7 +234,7 @@ fn read_password() -> anyhow::Result<String> {
 fn usual_name(path: &Path) -> Option<String> {
     let path = std::path::absolute(path).ok()?;
     let name = path.file_name()?.to_str()?;
-    let bare = [".tar", ".tar.gz", ".tgz", ".tar.zst"].iter().find_map(|end| name.strip_suffix(end));
+    let bare = ARCHIVES.iter().find_map(|end| name.strip_suffix(end));
     Some(bare.unwrap_or(name).to_lowercase()).filter(|name| !name.is_empty() && name != "-")
 }
 

@@ -7,6 +7,7 @@ mod events;
 mod exec;
 mod images;
 mod keys;
+mod pack;
 mod sandboxes;
 mod shell;
 mod system;

@@ -1,12 +1,16 @@
 //! Uploads of files, standard input and directories (as tar), and downloads, as streams of bounded memory.
 
+use super::pack::{Choice, LeftOut, Whole, pack};
+use crate::output::{printable, tell};
 use anyhow::Context as _;
 use bytes::Bytes;
+use futures_util::TryStreamExt as _;
 use reqwest::{Body, Response};
 use std::fs::Permissions;
 use std::io::{self, Write};
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use tokio::io::AsyncWriteExt as _;
 use tokio::sync::mpsc;
 use tokio_util::io::ReaderStream;
@@ -21,6 +25,41 @@ pub struct Upload {
     pub body: Body,
     /// How many.
     pub length: Option<u64>,
+    /// What becomes of reading them.
+    pub source: Source,
+}
+
+/// How reading an upload's bytes went, which the request that carries them does not tell: to it they only break off.
+/// Clones are the same source.
+#[derive(Debug, Clone, Default)]
+pub struct Source(Arc<Mutex<Reading>>);
+
+#[derive(Debug, Default)]
+struct Reading {
+    failed: Option<anyhow::Error>,
+    left_out: LeftOut,
+}
+
+impl Source {
+    fn reading(&self) -> MutexGuard<'_, Reading> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The outcome of the request: where the bytes could not be read, that, whatever it looked like to the server.
+    ///
+    /// # Errors
+    /// The request failed, or reading did.
+    pub fn settle<T>(&self, outcome: anyhow::Result<T>) -> anyhow::Result<T> {
+        let mut reading = self.reading();
+        if let Some(failed) = reading.failed.take() {
+            return Err(failed);
+        }
+        let done = outcome?;
+        if let Some(warning) = reading.left_out.warning() {
+            tell(format_args!("corral: {}\n", printable(&warning)));
+        }
+        Ok(done)
+    }
 }
 
 impl Upload {
@@ -31,40 +70,63 @@ impl Upload {
     pub async fn file(path: &Path) -> anyhow::Result<Self> {
         let open = async {
             let file = tokio::fs::File::open(path).await?;
-            let length = file.metadata().await?.len();
-            Ok::<_, io::Error>((file, length))
+            let kind = file.metadata().await?;
+            // What the kernel makes up has no length before it is read; neither has a pipe.
+            let is_plain = kind.is_file() && kind.len() > 0;
+            Ok::<_, io::Error>((file.into_std().await, is_plain))
         };
-        let (file, length) = open.await.with_context(|| format!("cannot open {}", path.display()))?;
-        let body = Body::wrap_stream(ReaderStream::with_capacity(file, PIECE_BYTES));
-        Ok(Self { body, length: Some(length) })
+        let (mut file, is_plain) = open.await.with_context(|| format!("cannot open {}", path.display()))?;
+        let unread = format!("cannot read {}", path.display());
+        if !is_plain {
+            return Ok(Self::written(move |pipe, _| io::copy(&mut file, pipe).map(drop).context(unread)));
+        }
+        let mut whole = Whole::of(file).with_context(|| unread.clone())?;
+        let length = Some(whole.len());
+        let upload = Self::written(move |pipe, _| io::copy(&mut whole, pipe).map(drop).context(unread));
+        Ok(Self { length, ..upload })
     }
 
     /// Standard input.
     pub fn stdin() -> Self {
-        let body = Body::wrap_stream(ReaderStream::with_capacity(tokio::io::stdin(), PIECE_BYTES));
-        Self { body, length: None }
+        let source = Source::default();
+        let kept = source.clone();
+        let stream = ReaderStream::with_capacity(tokio::io::stdin(), PIECE_BYTES).inspect_err(move |error| {
+            kept.reading().failed = Some(anyhow::anyhow!("cannot read standard input: {error}"));
+        });
+        Self { body: Body::wrap_stream(stream), length: None, source }
     }
 
     /// A directory's content as a tar stream. Links are kept, ownership is as on disk.
     pub fn directory(path: PathBuf) -> Self {
-        Self::written(move |pipe| pack(&path, pipe))
+        Self::written(move |pipe, left_out| pack(&path, pipe, |_, _| Choice::ALL, |socket| left_out.add(socket)))
     }
 
-    /// What blocking work writes.
-    pub fn written(work: impl FnOnce(&mut Pipe) -> io::Result<()> + Send + 'static) -> Self {
+    /// What blocking work writes. It notes what it leaves out.
+    pub fn written(work: impl FnOnce(&mut Pipe, &mut LeftOut) -> anyhow::Result<()> + Send + 'static) -> Self {
         let (sender, receiver) = mpsc::channel::<io::Result<Bytes>>(PIECES);
+        let source = Source::default();
+        let kept = source.clone();
         tokio::task::spawn_blocking(move || {
-            let mut pipe = Pipe { sender: sender.clone(), held: Vec::with_capacity(PIECE_BYTES) };
-            let packed = work(&mut pipe).and_then(|()| pipe.flush());
-            if let Err(error) = packed {
-                // A broken body makes the request fail; the receiver may be gone already.
-                drop(sender.blocking_send(Err(error)));
+            let mut pipe = Pipe { sender: sender.clone(), held: Vec::with_capacity(PIECE_BYTES), ended: false };
+            let mut left_out = LeftOut::default();
+            let worked = work(&mut pipe, &mut left_out);
+            // Noted before the stream ends in either way, as the outcome is asked for right after.
+            kept.reading().left_out = left_out;
+            match worked {
+                Ok(()) => pipe.flush().unwrap_or(()),
+                // Whoever took the bytes has had enough and says why.
+                Err(_) if pipe.ended => {}
+                Err(error) => {
+                    kept.reading().failed = Some(error);
+                    // A broken body makes the request fail; the receiver may be gone already.
+                    drop(sender.blocking_send(Err(io::ErrorKind::UnexpectedEof.into())));
+                }
             }
         });
         let stream = futures_util::stream::unfold(receiver, |mut receiver| async move {
             receiver.recv().await.map(|piece| (piece, receiver))
         });
-        Self { body: Body::wrap_stream(stream), length: None }
+        Self { body: Body::wrap_stream(stream), length: None, source }
     }
 
     /// The bytes of this source: `-`, a file or a directory.
@@ -123,17 +185,12 @@ pub async fn print(mut response: Response) -> anyhow::Result<()> {
     io::stdout().lock().flush().context("cannot write to standard output")
 }
 
-fn pack(path: &Path, pipe: &mut Pipe) -> io::Result<()> {
-    let mut builder = tar::Builder::new(pipe);
-    builder.follow_symlinks(false);
-    builder.append_dir_all(".", path)?;
-    builder.finish()
-}
-
 /// A writer that hands pieces to a request body and waits while it is behind.
 pub struct Pipe {
     sender: mpsc::Sender<io::Result<Bytes>>,
     held: Vec<u8>,
+    /// Nobody takes any more.
+    ended: bool,
 }
 
 impl Write for Pipe {
@@ -150,8 +207,9 @@ impl Write for Pipe {
             return Ok(());
         }
         let piece = std::mem::replace(&mut self.held, Vec::with_capacity(PIECE_BYTES));
-        self.sender
-            .blocking_send(Ok(piece.into()))
-            .map_err(|_| io::Error::new(io::ErrorKind::BrokenPipe, "the request ended"))
+        self.sender.blocking_send(Ok(piece.into())).map_err(|_| {
+            self.ended = true;
+            io::Error::new(io::ErrorKind::BrokenPipe, "the request ended")
+        })
     }
 }

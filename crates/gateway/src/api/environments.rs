@@ -1,7 +1,7 @@
 //! Environments: named in the catalogue.
 
 use super::page;
-use crate::catalogue::Listed;
+use crate::catalogue::{Listed, check_name};
 use crate::extract::{Json, Name, Parameters, json};
 use crate::refusal::Answer;
 use crate::state::{Caller, Gw};
@@ -21,7 +21,7 @@ pub fn routes() -> OpenApiRouter<Gw> {
 #[utoipa::path(get, path = "/v1/environments", tag = "environments", params(PageQuery),
     responses((status = 200, description = "A page, by name", body = EnvironmentList)))]
 async fn list(State(gw): State<Gw>, caller: Caller, Parameters(query): Parameters<PageQuery>) -> Answer {
-    let page = page(query)?;
+    let page = page(query, |cursor| check_name("environment", cursor).is_ok())?;
     let Listed { records: environments, next: next_cursor } =
         gw.catalogue(move |c| c.environments(&caller.project_id, &page)).await?;
     json(200, &EnvironmentList { environments, next_cursor })

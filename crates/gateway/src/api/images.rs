@@ -30,7 +30,7 @@ pub fn routes() -> OpenApiRouter<Gw> {
 #[utoipa::path(get, path = "/v1/images", tag = "images", params(PageQuery),
     responses((status = 200, description = "A page, by name", body = ImageList)))]
 async fn list(State(gw): State<Gw>, caller: Caller, Parameters(query): Parameters<PageQuery>) -> Answer {
-    let page = page(query)?;
+    let page = page(query, |cursor| check_name("image", cursor).is_ok())?;
     let Listed { records: images, next: next_cursor } =
         gw.catalogue(move |c| c.images(&caller.project_id, &page)).await?;
     json(200, &ImageList { images, next_cursor })

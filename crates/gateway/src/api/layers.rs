@@ -26,7 +26,7 @@ pub fn routes() -> OpenApiRouter<Gw> {
 #[utoipa::path(get, path = "/v1/layers", tag = "layers", params(PageQuery),
     responses((status = 200, description = "A page, by digest", body = LayerList)))]
 async fn list(State(gw): State<Gw>, caller: Caller, Parameters(query): Parameters<PageQuery>) -> Answer {
-    let page = page(query)?;
+    let page = page(query, |cursor| cursor.parse::<Digest>().is_ok())?;
     let Listed { records: layers, next: next_cursor } =
         gw.catalogue(move |c| c.layers(&caller.project_id, &page)).await?;
     json(200, &LayerList { layers, next_cursor })
@@ -49,9 +49,23 @@ async fn build(
     if !options.at.starts_with('/') {
         return Err(Refusal::invalid("at: an absolute path is needed"));
     }
+    if let Some(covered) = covered(&options.at) {
+        let text = format!("at: sandboxes have {covered} of their own, so that nothing of the layer would be seen");
+        return Err(Refusal::invalid(text));
+    }
     let making = gw.unsettled.begin();
     let response = gw.forward_as(gw.directory.any()?, request, "/rpc/layers").await?;
     Ok(imports::record(gw.clone(), making, caller.project_id, None, response))
+}
+
+/// What of the platform lies over a path in every sandbox.
+fn covered(at: &str) -> Option<&'static str> {
+    const TREES: [&str; 3] = ["/proc", "/dev", "/sys"];
+    const FILES: [&str; 3] = ["/etc/hosts", "/etc/hostname", "/etc/resolv.conf"];
+    // The node wants them without doubled slashes and the like.
+    let at = std::path::Path::new(at);
+    let tree = TREES.into_iter().find(|tree| at.starts_with(tree));
+    tree.or_else(|| FILES.into_iter().find(|file| at == std::path::Path::new(file)))
 }
 
 /// Delete a layer.
@@ -130,4 +144,19 @@ async fn gc(State(gw): State<Gw>, caller: Caller, Json(spec): Json<GcSpec>) -> A
     request.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
     request.extensions_mut().insert(caller);
     gw.forward_as(gw.directory.any()?, request, "/rpc/layers:gc").await
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn places_of_the_platform_are_known() {
+        for at in ["/proc", "/proc/x", "//proc/./x", "/dev/shm", "/sys/fs/", "/etc/hosts", "/etc/resolv.conf/"] {
+            assert!(covered(at).is_some_and(|place| at.contains(&place[1..])), "{at}");
+        }
+        for at in ["/", "/etc", "/etc/hosts.d", "/process", "/opt/proc", "/home/dev"] {
+            assert_eq!(covered(at), None, "{at}");
+        }
+    }
 }

@@ -35,11 +35,14 @@ pub fn routes() -> OpenApiRouter<Gw> {
         .merge(system::routes())
 }
 
-/// The page that a query asks for.
-fn page(query: PageQuery) -> Result<Page, Refusal> {
+/// The page that a query asks for. `is_key` knows the keys of the list, of which its cursors are made.
+fn page(query: PageQuery, is_key: impl Fn(&str) -> bool) -> Result<Page, Refusal> {
     let limit = query.limit.unwrap_or(Page::USUAL);
     if !(1..=Page::MOST).contains(&limit) {
         return Err(Refusal::invalid(format!("limit: 1 to {}", Page::MOST)));
+    }
+    if query.cursor.as_ref().is_some_and(|cursor| !is_key(cursor)) {
+        return Err(Refusal::invalid("cursor: give what `next_cursor` of the page before was, or none"));
     }
     Ok(Page { after: query.cursor.unwrap_or_default(), limit })
 }

@@ -9,11 +9,11 @@ use crate::refusal::Refusal;
 use crate::state::Gw;
 use corral_api::ids::SandboxId;
 use corral_api::problem::{ErrorKind, Problem};
-use corral_dockerfile::{CopySource, CopyStep, EntryKind, clean};
+use corral_dockerfile::{CopySource, CopyStep, EntryKind, clean_text};
 use std::sync::Arc;
 
 /// Files of the platform in every sandbox, which belong to no image.
-const PLATFORM: [&str; 3] = ["etc/hosts", "etc/hostname", "etc/resolv.conf"];
+const PLATFORM: [&[u8]; 3] = [b"etc/hosts", b"etc/hostname", b"etc/resolv.conf"];
 
 /// Runs blocking work.
 ///
@@ -92,7 +92,7 @@ pub async fn fetch(gw: &Gw, bench: &Bench, id: &SandboxId, step: &CopyStep) -> R
     let mut merged: Option<Tree> = None;
     for source in &step.sources {
         let CopySource::Path(source) = source else { continue };
-        let cleaned = clean(source).unwrap_or_default();
+        let cleaned = clean_text(source).unwrap_or_default();
         // A pattern is matched in the deepest directory that is named without one.
         let plain: Vec<&str> = cleaned.split('/').take_while(|name| !name.contains(['*', '?', '[', '\\'])).collect();
         let prefix = plain.join("/");
@@ -110,7 +110,7 @@ pub async fn fetch(gw: &Gw, bench: &Bench, id: &SandboxId, step: &CopyStep) -> R
         };
         let mut tree = blocking(move || Tree::index(file, &below, "what a stage holds")).await?;
         if is_directory {
-            tree.entries.retain(|path, _| !PLATFORM.contains(&path.as_str()));
+            tree.entries.retain(|path, _| !PLATFORM.contains(&path.as_slice()));
         }
         merged = Some(match merged {
             None => tree,

@@ -6,7 +6,10 @@ use axum::body::Body;
 use bytes::Bytes as Chunk;
 use corral_api::problem::{ErrorKind, Problem};
 use corral_dockerfile::{CopySource, CopyStep, EntryKind, Owner, clean, key, select};
+use std::ffi::OsStr;
 use std::io::{self, Read, Write};
+use std::os::unix::ffi::OsStrExt as _;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
@@ -23,7 +26,7 @@ const CHUNK: usize = 256 << 10;
 #[derive(Debug, Clone)]
 pub struct Piece {
     /// Where, below the destination; the name of a file that is a source.
-    pub to: String,
+    pub to: Vec<u8>,
     /// It lies in a directory that is a source.
     pub inner: bool,
     /// What it is.
@@ -58,7 +61,7 @@ pub fn find(tree: &Tree, step: &CopyStep) -> Result<Vec<Piece>, Problem> {
         let path = match source {
             CopySource::Path(path) => path,
             CopySource::Inline { name, text } => {
-                pieces.push(Piece { to: name.clone(), inner: false, what: What::Text(text.clone()) });
+                pieces.push(Piece { to: name.clone().into_bytes(), inner: false, what: What::Text(text.clone()) });
                 continue;
             }
         };
@@ -126,7 +129,7 @@ pub fn contents(tree: &Tree, pieces: &[Piece]) -> Result<Vec<key::Content>, Prob
             What::Entry(entry) => match &entry.kind {
                 EntryKind::File => file(entry.mode, entry.bytes)?,
                 EntryKind::Directory => ("directory", entry.mode, None),
-                EntryKind::Symlink(target) => ("symlink", 0, Some(corral_api::digest::Digest::of(target.as_bytes()))),
+                EntryKind::Symlink(target) => ("symlink", 0, Some(corral_api::digest::Digest::of(target))),
             },
             What::Archive(bytes, _) => file(0, *bytes)?,
             // The text is part of the step.
@@ -206,8 +209,8 @@ fn write(tar: &mut Tar, tree: &Tree, pieces: &[Piece], placing: &Placing) -> Res
         tar.append_data(&mut header, &base, io::empty()).map_err(failed)?;
     }
     for piece in pieces {
-        let name = placing.rename.as_deref().unwrap_or(&piece.to);
-        let to = format!("{base}{name}");
+        let name = placing.rename.as_deref().map_or(piece.to.as_slice(), str::as_bytes);
+        let to = below(&base, name);
         match &piece.what {
             // A source that is a directory stands for what lies in it.
             What::Entry(entry) if entry.kind == EntryKind::Directory && piece.to.is_empty() => {}
@@ -217,11 +220,11 @@ fn write(tar: &mut Tar, tree: &Tree, pieces: &[Piece], placing: &Placing) -> Res
                 match &entry.kind {
                     EntryKind::Directory => {
                         let mut header = header(tar::EntryType::Directory, mode, owner, entry.mtime);
-                        tar.append_data(&mut header, format!("{to}/"), io::empty())
+                        tar.append_data(&mut header, to.join(""), io::empty())
                     }
                     EntryKind::Symlink(target) => {
                         let mut header = header(tar::EntryType::Symlink, 0o777, owner, entry.mtime);
-                        tar.append_link(&mut header, &to, target)
+                        tar.append_link(&mut header, &to, path_of(target))
                     }
                     EntryKind::File => {
                         let mut header = header(tar::EntryType::Regular, mode, owner, entry.mtime);
@@ -247,8 +250,9 @@ fn write(tar: &mut Tar, tree: &Tree, pieces: &[Piece], placing: &Placing) -> Res
 }
 
 /// Passes the entries of an archive on. What is hostile in it the sandbox's own file worker refuses.
-fn unpack(tar: &mut Tar, reader: impl Read, base: &str, name: &str, placing: &Placing) -> Result<(), Problem> {
-    let shown: String = name.chars().take(80).collect();
+fn unpack(tar: &mut Tar, reader: impl Read, base: &str, name: &[u8], placing: &Placing) -> Result<(), Problem> {
+    let short = |name: &[u8]| -> String { String::from_utf8_lossy(name).chars().take(80).collect() };
+    let shown = short(name);
     let broken = |e: io::Error| match e.kind() {
         io::ErrorKind::BrokenPipe => io_problem(&e),
         _ => Problem::new(ErrorKind::InvalidRequest, format!("the archive {shown:?} cannot be unpacked: {e}")),
@@ -256,9 +260,9 @@ fn unpack(tar: &mut Tar, reader: impl Read, base: &str, name: &str, placing: &Pl
     let mut archive = tar::Archive::new(reader);
     for entry in archive.entries().map_err(broken)? {
         let mut entry = entry.map_err(broken)?;
-        let text = String::from_utf8_lossy(&entry.path_bytes()).into_owned();
-        let path = clean(&text).ok_or_else(|| {
-            let text = format!("the archive {shown:?} holds {text:?}, which leads out of it");
+        let path = clean(&entry.path_bytes()).ok_or_else(|| {
+            let name = short(&entry.path_bytes());
+            let text = format!("the archive {shown:?} holds {name:?}, which leads out of it");
             Problem::new(ErrorKind::InvalidRequest, text)
         })?;
         if path.is_empty() {
@@ -269,14 +273,14 @@ fn unpack(tar: &mut Tar, reader: impl Read, base: &str, name: &str, placing: &Pl
             header.set_uid(owner.uid.into());
             header.set_gid(owner.gid.into());
         }
-        let to = format!("{base}{path}");
-        let link = entry.link_name_bytes().map(|link| String::from_utf8_lossy(&link).into_owned());
+        let to = below(base, &path);
+        let link = entry.link_name_bytes().map(std::borrow::Cow::into_owned);
         match (header.entry_type(), link) {
             (tar::EntryType::XGlobalHeader, _) => Ok(()),
-            (tar::EntryType::Symlink, Some(link)) => tar.append_link(&mut header, to, link),
+            (tar::EntryType::Symlink, Some(link)) => tar.append_link(&mut header, to, path_of(&link)),
             // Of an entry of the same archive.
             (tar::EntryType::Link, Some(link)) => {
-                tar.append_link(&mut header, to, format!("{base}{}", clean(&link).unwrap_or(link)))
+                tar.append_link(&mut header, to, path_of(&[base.as_bytes(), &clean(&link).unwrap_or(link)].concat()))
             }
             _ => {
                 header.set_size(entry.size());
@@ -286,6 +290,18 @@ fn unpack(tar: &mut Tar, reader: impl Read, base: &str, name: &str, placing: &Pl
         .map_err(broken)?;
     }
     Ok(())
+}
+
+/// A path of an archive, byte for byte.
+fn path_of(bytes: &[u8]) -> &Path {
+    Path::new(OsStr::from_bytes(bytes))
+}
+
+/// A name that has no room in a header leaves there the text that it begins with, which the crate `tar` refuses to be
+/// nothing: below `./` it is something.
+fn below(base: &str, name: &[u8]) -> PathBuf {
+    let top: &[u8] = if base.is_empty() && name.first().is_some_and(|byte| !byte.is_ascii()) { b"./" } else { b"" };
+    path_of(&[top, base.as_bytes(), name].concat()).to_owned()
 }
 
 fn header(kind: tar::EntryType, mode: u32, owner: Owner, mtime: u64) -> tar::Header {
@@ -301,4 +317,43 @@ fn header(kind: tar::EntryType, mode: u32, owner: Owner, mtime: u64) -> tar::Hea
 
 fn now() -> u64 {
     std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).map_or(0, |since| since.as_secs())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use http_body_util::BodyExt as _;
+
+    #[tokio::test]
+    async fn names_that_are_no_text_are_put_in_place_as_they_are() {
+        let link = Entry {
+            kind: EntryKind::Symlink(b"to/caf\xe9".into()),
+            mode: 0o777,
+            owner: (0, 0),
+            mtime: 0,
+            bytes: Bytes::default(),
+        };
+        let directory = Entry { kind: EntryKind::Directory, ..link.clone() };
+        let pieces = [(&b"\xff"[..], directory), (b"\xff/caf\xe9", link)];
+        let pieces = pieces.map(|(to, entry)| Piece { to: to.into(), inner: true, what: What::Entry(entry) });
+        let contents = contents(&Tree::default(), &pieces).unwrap();
+        let keys: Vec<_> =
+            contents.iter().map(|content| serde_json::to_value(content).unwrap()["to"].clone()).collect();
+        assert_eq!(keys[0], serde_json::json!([255]));
+        let long = below("", &b"\xff".repeat(150));
+        let mut sent = tar::Builder::new(Vec::new());
+        let mut longest = header(tar::EntryType::Regular, 0o644, Owner::default(), 0);
+        sent.append_data(&mut longest, long, io::empty()).unwrap();
+        let placing = Placing { missing: vec!["d".to_owned()], rename: None, owner: None, mode: None };
+        let (body, task) = stream(Arc::default(), pieces.into(), placing);
+        let bytes = body.collect().await.unwrap().to_bytes();
+        task.await.unwrap().unwrap();
+        let mut archive = tar::Archive::new(&bytes[..]);
+        let found = archive.entries().unwrap().map(|entry| {
+            let entry = entry.unwrap();
+            (entry.path_bytes().into_owned(), entry.link_name_bytes().map(std::borrow::Cow::into_owned))
+        });
+        let link = (b"d/\xff/caf\xe9".to_vec(), Some(b"to/caf\xe9".to_vec()));
+        assert_eq!(found.collect::<Vec<_>>(), [(b"d/".to_vec(), None), (b"d/\xff/".to_vec(), None), link]);
+    }
 }

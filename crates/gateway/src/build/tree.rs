@@ -55,7 +55,7 @@ pub struct Tree {
     /// The archives, without compression.
     files: Vec<Arc<File>>,
     /// Entries by path; directories are all there.
-    pub entries: BTreeMap<String, Entry>,
+    pub entries: BTreeMap<Vec<u8>, Entry>,
 }
 
 fn bad(text: impl Into<String>) -> Problem {
@@ -81,9 +81,7 @@ impl Tree {
         for entry in archive.entries_with_seek().map_err(|e| broken(&e))? {
             let entry = entry.map_err(|e| broken(&e))?;
             let name = entry.path_bytes();
-            let text = std::str::from_utf8(&name)
-                .map_err(|_| bad(format!("{what}: the name {:?} is not UTF-8", shown(&name))))?;
-            let path = clean(text).ok_or_else(|| bad(format!("{what}: {:?} leads out of it", shown(&name))))?;
+            let path = clean(&name).ok_or_else(|| bad(format!("{what}: {:?} leads out of it", shown(&name))))?;
             let bytes = Bytes { archive: 0, offset: entry.raw_file_position(), size: entry.size() };
             if found.len() >= MAX_ENTRIES {
                 let text = format!("{what} has more than {MAX_ENTRIES} entries");
@@ -96,15 +94,15 @@ impl Tree {
         drop(archive);
         let mut tree = Self { files: vec![Arc::new(file)], entries: BTreeMap::new() };
         for (path, read) in found {
-            let path = match (prefix, path.as_str()) {
+            let path = match (prefix, path.as_slice()) {
                 ("", _) => path,
-                (_, "") => prefix.to_owned(),
-                _ => format!("{prefix}/{path}"),
+                (_, b"") => prefix.into(),
+                _ => [prefix.as_bytes(), &path].join(&b'/'),
             };
             tree.insert(path, read, what)?;
         }
-        if !prefix.is_empty() && !tree.entries.contains_key(prefix) {
-            tree.imply(&format!("{prefix}/x"), what)?;
+        if !prefix.is_empty() && !tree.entries.contains_key(prefix.as_bytes()) {
+            tree.imply(format!("{prefix}/x").as_bytes(), what)?;
         }
         Ok(tree)
     }
@@ -126,36 +124,39 @@ impl Tree {
         Ok(self)
     }
 
-    fn insert(&mut self, path: String, read: Found, what: &str) -> Result<(), Problem> {
+    fn insert(&mut self, path: Vec<u8>, read: Found, what: &str) -> Result<(), Problem> {
         let entry = match read {
             Found::Entry(entry) => entry,
             Found::HardLink(target) => {
                 let found = clean(&target).and_then(|target| self.entries.get(&target));
                 let file = found.filter(|e| e.kind == EntryKind::File);
-                file.cloned().ok_or_else(|| bad(format!("{what}: {path:?} is a hard link to nothing in it")))?
+                file.cloned()
+                    .ok_or_else(|| bad(format!("{what}: {:?} is a hard link to nothing in it", shown(&path))))?
             }
         };
         if path.is_empty() {
             return Ok(());
         }
         self.imply(&path, what)?;
-        let below = format!("{path}/");
+        let below = [path.as_slice(), b"/"].concat();
         let is_used = self.entries.range(below.clone()..).next().is_some_and(|(p, _)| p.starts_with(&below));
         if is_used && entry.kind != EntryKind::Directory {
-            return Err(bad(format!("{what}: {path:?} is a directory and something else")));
+            return Err(bad(format!("{what}: {:?} is a directory and something else", shown(&path))));
         }
         self.entries.insert(path, entry);
         Ok(())
     }
 
     /// Makes sure of the directories that a path lies in.
-    fn imply(&mut self, path: &str, what: &str) -> Result<(), Problem> {
-        for (at, _) in path.match_indices('/') {
-            let parent = &path[..at];
+    fn imply(&mut self, path: &[u8], what: &str) -> Result<(), Problem> {
+        for parent in parents(path) {
             match self.entries.get(parent).map(|e| &e.kind) {
                 Some(EntryKind::Directory) => {}
                 // Through a link an entry could come to lie anywhere.
-                Some(_) => return Err(bad(format!("{what}: {path:?} lies in {parent:?}, which is no directory"))),
+                Some(_) => {
+                    let (path, parent) = (shown(path), shown(parent));
+                    return Err(bad(format!("{what}: {path:?} lies in {parent:?}, which is no directory")));
+                }
                 None => {
                     let implied = Entry {
                         kind: EntryKind::Directory,
@@ -172,10 +173,10 @@ impl Tree {
     }
 
     /// Leaves out what `excludes` says, but for directories of what stays.
-    pub fn leave_out(&mut self, excludes: impl Fn(&str) -> bool) {
-        let mut kept: std::collections::BTreeSet<String> = std::collections::BTreeSet::new();
+    pub fn leave_out(&mut self, excludes: impl Fn(&[u8]) -> bool) {
+        let mut kept: std::collections::BTreeSet<Vec<u8>> = std::collections::BTreeSet::new();
         for path in self.entries.keys().filter(|path| !excludes(path)) {
-            kept.extend(path.match_indices('/').map(|(at, _)| path[..at].to_owned()));
+            kept.extend(parents(path).map(<[u8]>::to_vec));
             kept.insert(path.clone());
         }
         self.entries.retain(|path, _| kept.contains(path));
@@ -203,9 +204,14 @@ impl Tree {
     }
 }
 
+/// The directories that a path lies in, outermost first.
+fn parents(path: &[u8]) -> impl Iterator<Item = &[u8]> {
+    path.iter().enumerate().filter(|(_, byte)| **byte == b'/').map(|(at, _)| &path[..at])
+}
+
 enum Found {
     Entry(Entry),
-    HardLink(String),
+    HardLink(Vec<u8>),
 }
 
 fn read<R: Read>(
@@ -217,8 +223,8 @@ fn read<R: Read>(
 ) -> Result<Option<Found>, Problem> {
     let header = entry.header();
     let link = || {
-        let target = entry.link_name_bytes().unwrap_or_default();
-        let target = String::from_utf8(target.into_owned()).ok().filter(|t| !t.is_empty() && !t.contains('\0'));
+        let target = entry.link_name_bytes().map(std::borrow::Cow::into_owned);
+        let target = target.filter(|target| !target.is_empty() && !target.contains(&0));
         target.ok_or_else(|| bad(format!("{what}: the link {name:?} has no target that can be read")))
     };
     let mut inner = Bytes::default();
@@ -275,12 +281,22 @@ mod tests {
     use super::*;
     use std::io::Write as _;
 
+    fn names(tree: &Tree) -> Vec<String> {
+        tree.entries.keys().map(|path| path.escape_ascii().to_string()).collect()
+    }
+
     fn archive(entries: &[(&str, tar::EntryType, &str)]) -> File {
+        let entries: Vec<_> =
+            entries.iter().map(|(name, kind, text)| (name.as_bytes(), *kind, text.as_bytes())).collect();
+        archive_of(&entries)
+    }
+
+    fn archive_of(entries: &[(&[u8], tar::EntryType, &[u8])]) -> File {
         let mut file = tempfile::tempfile().unwrap();
         for (name, kind, text) in entries {
             let mut header = tar::Header::new_gnu();
             // By hand: the builder refuses the names that matter here.
-            header.as_old_mut().name[..name.len()].copy_from_slice(name.as_bytes());
+            header.as_old_mut().name[..name.len()].copy_from_slice(name);
             header.set_entry_type(*kind);
             header.set_mode(0o640);
             header.set_uid(7);
@@ -289,12 +305,12 @@ mod tests {
             let is_link = matches!(kind, tar::EntryType::Symlink | tar::EntryType::Link);
             header.set_size(if is_link { 0 } else { text.len() as u64 });
             if is_link {
-                header.as_old_mut().linkname[..text.len()].copy_from_slice(text.as_bytes());
+                header.as_old_mut().linkname[..text.len()].copy_from_slice(text);
             }
             header.set_cksum();
             file.write_all(header.as_bytes()).unwrap();
             if !is_link {
-                file.write_all(text.as_bytes()).unwrap();
+                file.write_all(text).unwrap();
                 file.write_all(&vec![0; text.len().next_multiple_of(512) - text.len()]).unwrap();
             }
         }
@@ -314,17 +330,37 @@ mod tests {
             ("hard", T::Link, "a/b/c"),
         ]);
         let mut tree = Tree::index(file, "", "the context").unwrap();
-        assert_eq!(tree.entries.keys().collect::<Vec<_>>(), ["a", "a/b", "a/b/c", "abs", "hard", "link"]);
-        let file = &tree.entries["a/b/c"];
+        assert_eq!(names(&tree), ["a", "a/b", "a/b/c", "abs", "hard", "link"]);
+        let file = &tree.entries[&b"a/b/c"[..]];
         assert_eq!((file.mode, file.owner, file.mtime), (0o640, (7, 8), 5));
         assert_eq!(tree.digest(file.bytes).unwrap(), Digest::of(b"text"));
-        assert_eq!(tree.entries["hard"].bytes, file.bytes);
-        tree.leave_out(|path| path != "a/b/c");
-        assert_eq!(tree.entries.keys().collect::<Vec<_>>(), ["a", "a/b", "a/b/c"]);
+        assert_eq!(tree.entries[&b"hard"[..]].bytes, file.bytes);
+        tree.leave_out(|path| path != b"a/b/c");
+        assert_eq!(names(&tree), ["a", "a/b", "a/b/c"]);
         let tree = Tree::index(archive(&[("x", T::Regular, "1")]), "usr/lib", "a stage").unwrap();
-        assert_eq!(tree.entries.keys().collect::<Vec<_>>(), ["usr", "usr/lib", "usr/lib/x"]);
+        assert_eq!(names(&tree), ["usr", "usr/lib", "usr/lib/x"]);
         let tree = Tree::index(archive(&[]), "usr/lib", "a stage").unwrap();
-        assert_eq!(tree.entries.keys().collect::<Vec<_>>(), ["usr", "usr/lib"]);
+        assert_eq!(names(&tree), ["usr", "usr/lib"]);
+    }
+
+    #[test]
+    fn names_that_are_no_text_stay_as_they_are() {
+        let file = archive_of(&[
+            (b"caf\xe9/\xff", T::Regular, b"text"),
+            (b"link", T::Symlink, b"caf\xe9/\xff"),
+            (b"hard\x80", T::Link, b"caf\xe9/\xff"),
+        ]);
+        let tree = Tree::index(file, "usr", "a stage").unwrap_err();
+        assert!(tree.message.contains("hard link to nothing"), "{tree}");
+        let file = archive_of(&[
+            (b"caf\xe9/\xff", T::Regular, b"text"),
+            (b"link", T::Symlink, b"caf\xe9/\xff"),
+            (b"hard\x80", T::Link, b"caf\xe9/\xff"),
+        ]);
+        let tree = Tree::index(file, "", "a stage").unwrap();
+        assert_eq!(names(&tree), ["caf\\xe9", "caf\\xe9/\\xff", "hard\\x80", "link"]);
+        assert_eq!(tree.entries[&b"link"[..]].kind, EntryKind::Symlink(b"caf\xe9/\xff".into()));
+        assert_eq!(tree.entries[&b"hard\x80"[..]].bytes, tree.entries[&b"caf\xe9/\xff"[..]].bytes);
     }
 
     #[test]

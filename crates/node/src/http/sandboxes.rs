@@ -7,6 +7,7 @@ use crate::node::Core;
 use axum::extract::{Path, RawQuery, State};
 use axum::http::StatusCode;
 use corral_api::catalogue::BatchResult;
+use corral_api::ids::SandboxId;
 use corral_api::image::SnapshotSpec;
 use corral_api::sandbox::{
     CheckpointList, CreateOnNode, EndReason, EndStatus, ForkSpec, RollbackSpec, SandboxPage, State as Phase, TtlUpdate,
@@ -107,7 +108,7 @@ struct Filter {
     labels: Vec<(String, String)>,
     environment: Option<String>,
     limit: usize,
-    cursor: Option<String>,
+    cursor: Option<SandboxId>,
 }
 
 impl Filter {
@@ -129,7 +130,11 @@ impl Filter {
                     let limit = value.parse().ok().filter(|l| (1..=PAGE.0).contains(l));
                     filter.limit = limit.ok_or_else(|| invalid(format!("limit: 1–{}", PAGE.0)))?;
                 }
-                "cursor" => filter.cursor = Some(value),
+                "cursor" => {
+                    let id = value.parse::<SandboxId>();
+                    let text = "cursor: give what `next_cursor` of the page before was, or none";
+                    filter.cursor = Some(id.map_err(|_| invalid(text))?);
+                }
                 other => return Err(invalid(format!("no parameter {other:?}"))),
             }
         }
@@ -140,7 +145,7 @@ impl Filter {
         self.state.is_none_or(|s| s == record.state)
             && self.environment.as_ref().is_none_or(|e| *e == record.environment.name)
             && self.labels.iter().all(|(k, v)| record.spec.labels.get(k) == Some(v))
-            && self.cursor.as_ref().is_none_or(|c| record.id.as_str() > c.as_str())
+            && self.cursor.as_ref().is_none_or(|c| record.id > *c)
     }
 }
 
@@ -197,7 +202,7 @@ mod tests {
         let f = Filter::parse("state=running&label=a%3Db%20c&limit=5").unwrap();
         assert_eq!((f.state, f.limit), (Some(Phase::Running), 5));
         assert_eq!(f.labels, [("a".to_owned(), "b c".to_owned())]);
-        for bad in ["state=odd", "label=x", "limit=0", "limit=5000", "colour=red"] {
+        for bad in ["state=odd", "label=x", "limit=0", "limit=5000", "colour=red", "cursor=xx", "cursor="] {
             assert!(Filter::parse(bad).is_err(), "{bad}");
         }
     }

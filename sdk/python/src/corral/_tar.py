@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import logging
 import os
 import stat
 import tarfile
@@ -12,28 +13,37 @@ from pathlib import Path, PurePosixPath
 from typing import BinaryIO
 
 PIECE = 256 << 10
+_log = logging.getLogger("corral")
 
 
 def pack(root: str | os.PathLike[str]) -> Iterator[bytes]:
-    """A directory's content as a tar stream in constant memory, sorted by name."""
+    """A directory's content as a tar stream in constant memory, sorted by name.
+
+    Sockets are left out, which the log ``corral`` is told once. Raises ``OSError`` that names a file which cannot be
+    read or changes meanwhile.
+    """
     root = Path(root)
     if not root.is_dir():
         raise NotADirectoryError(f"{root} is not a directory")
+    sockets: list[Path] = []
     # It only makes headers and notices hard links; nothing is written to it.
     with open(os.devnull, "wb") as nowhere, tarfile.open(fileobj=nowhere, mode="w|") as headers:
         for path in _walk(root):
             name = path.relative_to(root).as_posix() if path != root else "."
             info: tarfile.TarInfo | None = headers.gettarinfo(path, arcname=name)
             if info is None:  # a socket, which typeshed does not know of
-                continue  # type: ignore[unreachable,unused-ignore]
+                sockets.append(path)  # type: ignore[unreachable,unused-ignore]
+                continue
             if not info.isreg():
                 yield _header(info)
                 continue
             with open(path, "rb") as file:
-                size = os.fstat(file.fileno()).st_size
-                info.size = size
+                info.size = os.fstat(file.fileno()).st_size
                 yield _header(info)
-                yield from _content(file, size)
+                yield from _whole(file, path)
+                yield bytes(-info.size % tarfile.BLOCKSIZE)
+    if sockets:
+        _log.warning("%d left out, which are sockets, the first of them %s", len(sockets), sockets[0])
     yield bytes(2 * tarfile.BLOCKSIZE)
 
 
@@ -41,15 +51,40 @@ def _header(info: tarfile.TarInfo) -> bytes:
     return info.tobuf(tarfile.PAX_FORMAT, "utf-8", "surrogateescape")
 
 
-def _content(file: BinaryIO, size: int) -> Iterator[bytes]:
-    left = size
+def read(path: str | os.PathLike[str]) -> Iterator[bytes]:
+    """A file's bytes. Raises ``OSError`` that names it when it cannot be read or changes meanwhile."""
+    with open(path, "rb") as file:
+        found = os.fstat(file.fileno())
+        # What the kernel makes up has no length before it is read; neither has a pipe.
+        if stat.S_ISREG(found.st_mode) and found.st_size:
+            yield from _whole(file, path)
+            return
+        try:
+            while chunk := file.read(PIECE):
+                yield chunk
+        except OSError as error:
+            raise OSError(error.errno, error.strerror, os.fspath(path)) from error
+
+
+def _whole(file: BinaryIO, path: str | os.PathLike[str]) -> Iterator[bytes]:
+    """The bytes of a file as long as it is now.
+
+    Raises ``OSError`` when it changes before they are read: half of it must not be taken for the whole.
+    """
+    before = os.fstat(file.fileno())
+    left = before.st_size
     while left:
-        chunk = file.read(min(PIECE, left))
-        # A file that shrinks meanwhile is filled up: the header has gone out already.
-        chunk = chunk or bytes(min(PIECE, left))
+        try:
+            chunk = file.read(min(PIECE, left))
+        except OSError as error:
+            raise OSError(error.errno, error.strerror, os.fspath(path)) from error
+        if not chunk:
+            raise OSError(errno.EIO, "it became shorter while it was read", os.fspath(path))
         left -= len(chunk)
         yield chunk
-    yield bytes(-size % tarfile.BLOCKSIZE)
+    after = os.fstat(file.fileno())
+    if (after.st_size, after.st_mtime_ns) != (before.st_size, before.st_mtime_ns):
+        raise OSError(errno.EIO, "it changed while it was read", os.fspath(path))
 
 
 def _walk(top: Path) -> Iterator[Path]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Callable, Sequence
 from contextlib import aclosing
 from pathlib import Path
 from typing import BinaryIO
@@ -119,13 +119,8 @@ class AsyncFiles:
         """Copies a local file in, of any size in constant memory. Its permission bits go with it."""
         size = os.stat(source)
         mode = size.st_mode & 0o777 if mode is None else mode
-
-        def read() -> Iterator[bytes]:
-            with open(source, "rb") as local:
-                while chunk := local.read(1 << 20):
-                    yield chunk
-
-        return await self._put(file, lambda: _backend.from_iterator(read), mode, parents, user, {})
+        body = lambda: _backend.from_iterator(lambda: _tar.read(source))  # noqa: E731
+        return await self._put(file, body, mode, parents, user, {})
 
     async def download(self, file: str, target: str | os.PathLike[str], *, user: str | None = None) -> Path:
         """Copies a file out, of any size in constant memory; the target appears when it is whole."""

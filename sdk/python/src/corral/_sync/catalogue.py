@@ -42,19 +42,13 @@ OnBuildProgress = Callable[[BuildProgress], None]
 _TAR = {"content-type": "application/x-tar"}
 
 
-def _file(source: str | os.PathLike[str]) -> Iterator[bytes]:
-    with open(source, "rb") as local:
-        while chunk := local.read(1 << 20):
-            yield chunk
-
-
 def _pieces(data: bytes) -> Iterator[bytes]:
     for at in range(0, len(data), 1 << 20):
         yield data[at : at + (1 << 20)]
 
 
 def _tar_of(source: str | os.PathLike[str]) -> Iterator[bytes]:
-    return _tar.pack(source) if os.path.isdir(source) else _file(source)
+    return _tar.pack(source) if os.path.isdir(source) else _tar.read(source)
 
 
 def _follow(
