@@ -44,6 +44,8 @@ fn an_export_is_the_image_again() {
         whiteout("hidden", ".wh..opq"),
         file("hidden/new", ""),
         file("new", "2"),
+        file([0xff; 150], "no text").gnu(),
+        file(b"caf\xe9", "nor this").gnu(),
     ]);
     let source = archive(&d, "image.tar", &[lower, upper]);
     let image = import(&store, &source, &no_collapse()).unwrap();

@@ -6,10 +6,11 @@ use crate::lower::LowerView;
 use crate::stage::{keeps_xattr, mtime_of};
 use crate::walk::{self, Entry, Visitor, Xattr, is_opaque};
 use rustix::fs::FileType;
+use std::borrow::Cow;
 use std::collections::HashMap;
-use std::ffi::OsStr;
+use std::ffi::{OsStr, OsString};
 use std::io::{self, Read, Write};
-use std::os::unix::ffi::OsStrExt as _;
+use std::os::unix::ffi::{OsStrExt as _, OsStringExt as _};
 use std::path::Path;
 
 /// Begins the name of a file that stands for a deletion.
@@ -189,6 +190,11 @@ impl<R: Read> Read for Cancellable<'_, R> {
     }
 }
 
-fn path_of(bytes: &[u8]) -> &Path {
-    Path::new(OsStr::from_bytes(bytes))
+/// A name for the crate `tar`: of one that has no room in a header it leaves there the text that the name begins with, and
+/// refuses that to be nothing. Below `./` it is something, and every reader leaves that out.
+fn path_of(name: &[u8]) -> Cow<'_, Path> {
+    match name {
+        [first, ..] if !first.is_ascii() => Cow::Owned(OsString::from_vec([b"./", name].concat()).into()),
+        _ => Cow::Borrowed(Path::new(OsStr::from_bytes(name))),
+    }
 }
