@@ -20,6 +20,7 @@
 
 pub mod client;
 pub mod control;
+mod descriptors;
 mod fetch;
 mod fuse;
 pub mod holder;

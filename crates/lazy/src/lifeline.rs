@@ -3,7 +3,7 @@
 //! The kernel ends a FUSE connection when nobody has its descriptor open any more. Whoever has a copy keeps the readers
 //! waiting, and can give it to a new holder, whose server is handed out again what was under way.
 
-use crate::holder::open_as;
+use crate::descriptors::open_as;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::process::{Pid, PidfdFlags, PidfdGetfdFlags, pidfd_getfd, pidfd_open};

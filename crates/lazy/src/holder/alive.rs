@@ -3,6 +3,7 @@
 //! Both have the lock of the root open, and nobody else has. That holds when neither answers, too.
 
 use super::LOCK;
+use crate::descriptors::open_as;
 use corral_sys::process;
 use rustix::fs::{FlockOperation, Mode, OFlags};
 use std::path::Path;
@@ -36,11 +37,4 @@ pub fn kill(root: &Path) {
         // One that ended just now needs no signal.
         process::kill(pid, libc::SIGKILL).unwrap_or(());
     }
-}
-
-/// The number of a descriptor by which a process has open what a test says.
-pub(crate) fn open_as(pid: i32, is_wanted: impl Fn(&Path) -> bool) -> Option<i32> {
-    let fds = std::fs::read_dir(format!("/proc/{pid}/fd")).into_iter().flatten().flatten();
-    let mut wanted = fds.filter(|fd| std::fs::read_link(fd.path()).is_ok_and(|to| is_wanted(&to)));
-    wanted.next()?.file_name().to_str()?.parse().ok()
 }

@@ -35,7 +35,6 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 use watch::{Look, QUESTION, Watch};
 
-pub(crate) use alive::open_as;
 pub use alive::{is_held, is_lost, kill, processes};
 pub use mount::{is_mounted, mount, unmount};
 pub use upgrade::probe_line;
