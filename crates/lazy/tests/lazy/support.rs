@@ -51,6 +51,8 @@ pub fn within(seconds: u64, test: impl FnOnce() + Send + 'static) {
             let (mounts, pids) = &*LEFT.lock().unwrap();
             for pid in pids {
                 corral_sys::process::kill(*pid, libc::SIGTERM).unwrap_or(());
+                // One that is stopped hears that only when it goes on.
+                corral_sys::process::kill(*pid, libc::SIGCONT).unwrap_or(());
             }
             for at in mounts.iter().rev() {
                 detach(at);
