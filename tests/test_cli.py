@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 import corral
-from support import PROGRAM, Server, busybox_rootfs
+from support import PROGRAM, Server, busybox_rootfs, until
 
 
 def ok(done: subprocess.CompletedProcess[bytes]) -> str:
@@ -32,6 +32,40 @@ def test_run_passes_everything_through(server: Server, bb: str) -> None:
     assert server.cli("run", "--timeout", "1s", bb, "sleep", "1000").returncode == 124
     assert server.cli("run", "no-such-image", "true").returncode == 125
     assert server.cli("run", bb, "no-such-program").returncode in {125, 126, 127}
+
+
+def test_a_sandbox_that_ends_under_a_command_is_told(server: Server, client: corral.Client, bb: str) -> None:
+    with client.sandboxes.create(bb) as box:
+        running = subprocess.Popen(
+            [PROGRAM, "exec", box.id, "sleep", "100"], env=server.environment, stderr=subprocess.PIPE
+        )
+        until(lambda: any(command.status.running for command in box.commands()))
+        box.delete()
+        _, said = running.communicate(timeout=60)
+    assert running.returncode == 125
+    assert said.startswith(b"corral: the sandbox ended before the command did: stopped")
+
+
+def test_an_upload_that_is_refused_at_once_is_told_why(server: Server, tmp_path: Path) -> None:
+    tree = tmp_path / "tree"
+    tree.mkdir()
+    (tree / "big").write_bytes(os.urandom(8 << 20))
+    build = ["layer", "build", "--kind", "workspace", "--at"]
+    for at in ("", "work", "/proc", "/etc/hosts"):
+        for _ in range(3):
+            done = server.cli(*build, at, str(tree))
+            assert done.returncode == 1
+            assert b"at: " in done.stderr, done.stderr
+    for words in (
+        ["image", "import", str(tree), "--name", "BAD NAME"],
+        ["image", "build", "-t", "BAD NAME", str(tree)],
+    ):
+        assert b"BAD NAME" in server.cli(*words).stderr
+    strangers = {**server.environment, "CORRAL_API_URL": server.url, "CORRAL_API_KEY": "wrong"}
+    for _ in range(3):
+        words = [str(PROGRAM), "image", "import", str(tree), "--name", "x"]
+        refused = subprocess.run(words, env=strangers, capture_output=True, timeout=60, check=False)
+        assert b"the API key is not known" in refused.stderr, refused.stderr
 
 
 def test_run_leaves_no_sandbox(server: Server, client: corral.Client, bb: str) -> None:
@@ -89,7 +123,16 @@ def test_copies(server: Server, box: corral.Sandbox, tmp_path: Path) -> None:
     assert box.files.read("/tmp/from-stdin") == "piped"
     ok(server.cli("cp", str(tree), f"{box.id}:/tmp"))
     assert box.files.read("/tmp/tree/sub/x") == "x"
-    ok(server.cli("cp", f"{box.id}:/tmp/tree", str(tmp_path / "out")))
+    box.exec(
+        "mkfifo /tmp/tree/pipe; mkdir /tmp/tree/closed; touch /tmp/tree/closed/in; chmod 500 /tmp/tree/closed",
+        check=True,
+    )
+    copied = server.cli("cp", f"{box.id}:/tmp/tree", str(tmp_path / "out"))
+    ok(copied)
+    assert copied.stderr.endswith(b"pipe is left out\n"), copied.stderr
+    assert (tmp_path / "out/closed/in").exists()
+    assert not (tmp_path / "out/pipe").exists()
+    assert (tmp_path / "out/closed").stat().st_mode & 0o777 == 0o500
     assert (tmp_path / "out" / "sub" / "x").read_text() == "x"
     assert server.cli("cp", f"{box.id}:/nope", str(tmp_path / "nope")).returncode != 0
     assert not (tmp_path / "nope").exists()

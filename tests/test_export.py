@@ -108,7 +108,7 @@ def test_it_comes_back_as_it_was(
     again = f"again-{uuid.uuid4().hex[:12]}"
     client.images.import_file(archive, again)
     try:
-        assert not client.images.diff(name, again).entries
+        assert not client.images.diff(name, from_=again).entries
         with client.sandboxes.create(again, limits=SMALL) as restored:
             assert restored.exec(LOOK).stdout == box.exec(LOOK).stdout
     finally:

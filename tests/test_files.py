@@ -336,7 +336,10 @@ def test_directories_in_and_out(box: corral.Sandbox, tmp_path: Path) -> None:
     (tree / "run").write_text("#!/bin/sh\necho ran\n")
     (tree / "run").chmod(0o755)
     (tree / "link").symlink_to("sub/data")
+    (tree / "nowhere").symlink_to("n" * 300)
     box.files.upload_dir(tree, "/work")
+    assert box.files.stat("/work/nowhere").link_target == "n" * 300
+    box.files.remove("/work/nowhere")
     assert box.exec(["/work/run"]).stdout == "ran\n"
     assert box.files.stat("/work/link").link_target == "sub/data"
     assert box.files.stat("/work/run").uid == 0

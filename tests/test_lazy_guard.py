@@ -130,6 +130,21 @@ def test_a_node_taken_down_after_they_were_killed_leaves_nothing(tmp_path: Path)
         server.start()
 
 
+def test_a_node_is_taken_down_while_reads_hang(tmp_path: Path) -> None:
+    with far_layer(tmp_path) as (server, client, _):
+        box = client.sandboxes.create("big", limits=SMALL)
+        reader = box.start(READ_ALL)
+        until(lambda: len(reader.output()) > 200)
+        signal_all(server, signal.SIGSTOP)
+        time.sleep(1)  # nothing can be waited for: a read that hangs tells nobody
+        server.kill()
+        down = server.cli("down", "--data-dir", str(server.data))
+        assert down.returncode == 0, down.stderr
+        left = server.remains()
+        assert not any(left.values()), left
+        server.start()
+
+
 def test_an_operator_ends_them(tmp_path: Path) -> None:
     """Told to end, the holder takes the mount away: nothing can be read through it again."""
     with far_layer(tmp_path) as (server, client, sums):

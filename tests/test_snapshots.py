@@ -85,7 +85,7 @@ def test_what_differs_is_told(server: Server, client: corral.Client, box: corral
     box.exec("chmod 600 /d/mode; rm /d/typed; mkdir /d/typed; echo x > /d/typed/in; rm /bin/ls", check=True)
     box.exec("rm -r /home; mkdir /home; mv /d/same /d/copy; mv /d/copy /d/same", check=True)
     box.snapshot(names[1])
-    seen = {entry.path: str(entry.change) for entry in client.images.diff(names[1], names[0]).entries}
+    seen = {entry.path: str(entry.change) for entry in client.images.diff(names[1], from_=names[0]).entries}
     expected = {
         "/bin/ls": "deleted",
         "/d/e/changed": "changed",
@@ -103,26 +103,26 @@ def test_what_differs_is_told(server: Server, client: corral.Client, box: corral
     homes = {path for path in seen if path.startswith("/home/")}
     assert {path: seen[path] for path in seen if path not in homes} == expected
     assert all(seen[path] == "deleted" for path in homes)
-    back = {entry.path: str(entry.change) for entry in client.images.diff(names[0], names[1]).entries}
+    back = {entry.path: str(entry.change) for entry in client.images.diff(names[0], from_=names[1]).entries}
     turned = {"added": "deleted", "deleted": "added", "changed": "changed"}
     assert {path: turned[change] for path, change in back.items() if path != "/d/typed/in"} == {
         path: change for path, change in seen.items() if path != "/d/typed/in"
     }
-    assert client.images.diff(names[0], names[0]).entries == ()
-    assert len(client.images.diff(names[1], names[0], limit=3).entries) == 3
-    assert client.images.diff(names[1], names[0], limit=3).truncated
+    assert client.images.diff(names[0], from_=names[0]).entries == ()
+    assert len(client.images.diff(names[1], from_=names[0], limit=3).entries) == 3
+    assert client.images.diff(names[1], from_=names[0], limit=3).truncated
     told = server.cli("image", "diff", names[0], names[1]).stdout.decode().splitlines()
     assert "D /gone/deep/f" in told
     assert "C /d/mode" in told
     with pytest.raises(corral.NotFound):
-        client.images.diff(names[1], "no-such-image")
+        client.images.diff(names[1], from_="no-such-image")
 
 
 def test_a_difference_in_a_name_that_is_no_text(client: corral.Client, box: corral.Sandbox, names: list[str]) -> None:
     box.snapshot(names[0])
     box.exec("echo x > $(printf '/tmp/caf\\351')", check=True)
     box.snapshot(names[1])
-    [entry] = client.images.diff(names[0], names[1]).entries
+    [entry] = client.images.diff(names[0], from_=names[1]).entries
     assert base64.b64decode(entry.path_base64 or "") == b"/tmp/caf\xe9"
 
 
@@ -286,7 +286,7 @@ def test_back_to_a_checkpoint(server: Server, box: corral.Sandbox) -> None:
     assert box.files.read("/tmp/b") == "b\n"
     box.rollback(1)
     assert not box.files.exists("/tmp/b")
-    box.drop_checkpoint(1)
+    box.drop_checkpoint(box.checkpoints()[0])
     with pytest.raises(corral.NotFound, match="no checkpoint 1"):
         box.rollback(1)
     assert box.exec("cat /tmp/a").stdout == "1\n", "a refused rollback changes nothing"

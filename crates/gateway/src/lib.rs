@@ -15,6 +15,7 @@ pub mod catalogue;
 mod directory;
 mod edge;
 mod extract;
+mod linger;
 mod metrics;
 pub mod node_channel;
 mod octets;

@@ -3,6 +3,7 @@
 use crate::catalogue::Catalogue;
 use crate::directory::Directory;
 use crate::edge::edge;
+use crate::linger::linger;
 use crate::metrics::Metrics;
 use crate::node_channel::NodeAddress;
 use crate::only_tls::OnlyTls;
@@ -163,6 +164,7 @@ fn with_edge(routes: Router<Gw>, shared: Gw) -> Router {
         .method_not_allowed_fallback(wrong_method)
         .layer(DefaultBodyLimit::disable())
         .layer(axum::middleware::from_fn_with_state(Arc::clone(&shared), edge))
+        .layer(axum::middleware::from_fn(linger))
         .with_state(shared)
 }
 

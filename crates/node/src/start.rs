@@ -291,6 +291,11 @@ impl NodeHandle {
     /// Returns what could not be ended or given back.
     pub async fn stop_everything(&self) -> Vec<String> {
         self.drain();
+        if let Some(lazy) = &self.core.lazy_running
+            && let Err(error) = lazy.retire().await
+        {
+            tracing::error!(error = %crate::error::chain(&error), "what waits for reads of layers may not end");
+        }
         let mut endings = tokio::task::JoinSet::new();
         for sandbox in self.core.all() {
             let core = self.core.clone();

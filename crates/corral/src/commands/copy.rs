@@ -1,8 +1,10 @@
 //! `corral cp`: files and directories between this machine and a sandbox.
 
+use super::pack::LeftOut;
 use super::transfer::{self, Upload};
 use crate::cli::CpArgs;
 use crate::client::{ApiError, Client, fetch, send};
+use crate::output::tell;
 use anyhow::Context as _;
 use corral_api::files::{FileStatus, FileType, MkdirRequest};
 use corral_api::ids::SandboxId;
@@ -131,16 +133,35 @@ impl Copy<'_> {
         let response = self.read(&["tar"], path).await?;
         let stream = Box::pin(response.bytes_stream().map_err(std::io::Error::other));
         let reader = SyncIoBridge::new(StreamReader::new(stream));
-        let unpack = move || -> anyhow::Result<()> {
+        let unpack = move || -> anyhow::Result<LeftOut> {
             let wrote = || format!("cannot unpack into {}", to.display());
             std::fs::create_dir_all(&to).with_context(wrote)?;
             let mut archive = tar::Archive::new(reader);
             archive.set_preserve_ownerships(false);
             archive.set_preserve_permissions(false);
             archive.set_unpack_xattrs(false);
-            archive.unpack(&to).with_context(wrote)
+            let (mut left_out, mut directories) = (LeftOut::special(), Vec::new());
+            for entry in archive.entries().with_context(wrote)? {
+                let mut entry = entry.with_context(wrote)?;
+                match entry.header().entry_type() {
+                    tar::EntryType::Fifo | tar::EntryType::Char | tar::EntryType::Block => {
+                        left_out.add(&entry.path().with_context(wrote)?);
+                    }
+                    // Last, since their modes may forbid what comes into them.
+                    tar::EntryType::Directory => directories.push(entry),
+                    _ => drop(entry.unpack_in(&to).with_context(wrote)?),
+                }
+            }
+            for mut directory in directories.into_iter().rev() {
+                directory.unpack_in(&to).with_context(wrote)?;
+            }
+            Ok(left_out)
         };
-        tokio::task::spawn_blocking(unpack).await.context("unpacking failed")?
+        let left_out = tokio::task::spawn_blocking(unpack).await.context("unpacking failed")??;
+        if let Some(warning) = left_out.warning() {
+            tell(format_args!("corral: {warning}\n"));
+        }
+        Ok(())
     }
 }
 

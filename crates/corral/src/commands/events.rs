@@ -1,6 +1,6 @@
 //! Events: a page, or the stream as they come.
 
-use super::sandboxes::{outcome_text, wire_name};
+use super::sandboxes::{outcome_text, why, wire_name};
 use crate::cli::EventsArgs;
 use crate::client::{Client, Lines, fetch, send};
 use crate::output::{print_json_line, print_line, printable, tell};
@@ -63,11 +63,7 @@ fn print_event(event: &Event, json: bool) -> anyhow::Result<()> {
 fn describe(what: &EventKind) -> (String, String) {
     match what {
         EventKind::State { state, end: None } => (wire_name(state), String::new()),
-        EventKind::State { state, end: Some(end) } => {
-            let reason = wire_name(&end.reason);
-            let details = if end.message.is_empty() { reason } else { format!("{reason}: {}", end.message) };
-            (wire_name(state), details)
-        }
+        EventKind::State { state, end: Some(end) } => (wire_name(state), why(end)),
         EventKind::CommandStarted { command_id } => ("command started".into(), command_id.to_string()),
         EventKind::CommandEnded { command_id, outcome } => {
             ("command ended".into(), format!("{command_id} {}", outcome_text(outcome)))

@@ -4,11 +4,12 @@ use super::sandboxes;
 use super::transfer::Upload;
 use crate::cli::{ExecArgs, LogsArgs, RunArgs};
 use crate::client::{ApiError, Client, Lines, fetch, send};
-use crate::output::{print_error, print_json, print_line, tell};
+use crate::output::{print_error, print_json, print_line, printable, tell};
 use anyhow::Context as _;
-use corral_api::command::{CommandStatus, ExecEvent, ExecResult, ExecSpec, SignalRequest, StreamName};
+use corral_api::command::{CommandStatus, ExecEvent, ExecResult, ExecSpec, Outcome, SignalRequest, StreamName};
 use corral_api::ids::CommandId;
 use corral_api::query::{ExecQuery, OutputQuery, StdinQuery};
+use corral_api::sandbox::{EndStatus, SandboxStatus};
 use serde::Serialize;
 use std::io::Write as _;
 use std::process::ExitCode;
@@ -172,6 +173,9 @@ async fn stream(
             }
             ExecEvent::Ended { command } => {
                 let end = command.end.context("the server said ended without an outcome")?;
+                if let Some(why) = why_without_status(client, sandbox, &end).await {
+                    tell(format_args!("corral: {}\n", printable(&why)));
+                }
                 break exit_code(end.shell_status());
             }
             ExecEvent::Failed { problem } => return Err(ApiError::of(problem).into()),
@@ -181,6 +185,36 @@ async fn stream(
         feeding.abort();
     }
     Ok(code)
+}
+
+/// The end of a sandbox that is ending; nothing where it takes long.
+async fn end_of(client: &Client, sandbox: &str) -> Option<EndStatus> {
+    const TRIES: u32 = 50;
+    const PAUSE: Duration = Duration::from_millis(100);
+    for _ in 0..TRIES {
+        let status = fetch::<SandboxStatus>(client.get(&["v1", "sandboxes", sandbox])).await.ok()?;
+        if status.end.is_some() {
+            return status.end;
+        }
+        tokio::time::sleep(PAUSE).await;
+    }
+    None
+}
+
+/// Why a command that is over has no status of its own, for a person; nothing where it has one.
+async fn why_without_status(client: &Client, sandbox: &str, outcome: &Outcome) -> Option<String> {
+    match outcome {
+        Outcome::Exited { .. } | Outcome::Signaled { .. } | Outcome::TimedOut { .. } => None,
+        Outcome::SandboxEnded => {
+            let why = end_of(client, sandbox).await.map(|end| format!(": {}", sandboxes::why(&end)));
+            Some(format!("the sandbox ended before the command did{}", why.unwrap_or_default()))
+        }
+        Outcome::RolledBack => Some("the sandbox was rolled back before the command ended".to_owned()),
+        Outcome::OutcomeUnknown => {
+            Some("what became of the command cannot be known after a crash; it was not run again".to_owned())
+        }
+        Outcome::NotStarted { message } => Some(format!("the command could not be started: {message}")),
+    }
 }
 
 async fn wait(interrupts: &mut Option<Interrupts>) {

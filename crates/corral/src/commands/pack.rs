@@ -223,13 +223,31 @@ impl Read for Whole {
 }
 
 /// What was left out of a stream.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct LeftOut {
+    /// What these are, one of them and more.
+    kind: [&'static str; 2],
     count: u64,
     first: PathBuf,
 }
 
+impl Default for LeftOut {
+    fn default() -> Self {
+        Self::sockets()
+    }
+}
+
 impl LeftOut {
+    /// No socket so far.
+    pub const fn sockets() -> Self {
+        Self { kind: ["socket", "sockets"], count: 0, first: PathBuf::new() }
+    }
+
+    /// No special file so far.
+    pub const fn special() -> Self {
+        Self { kind: ["pipe or device", "pipes and devices"], count: 0, first: PathBuf::new() }
+    }
+
     /// One more.
     pub fn add(&mut self, path: &Path) {
         if self.count == 0 {
@@ -240,11 +258,11 @@ impl LeftOut {
 
     /// What to say of it, if anything.
     pub fn warning(&self) -> Option<String> {
-        let first = self.first.display();
+        let ([one, more], first) = (self.kind, self.first.display());
         match self.count {
             0 => None,
-            1 => Some(format!("the socket {first} is left out")),
-            count => Some(format!("{count} sockets are left out, the first of them {first}")),
+            1 => Some(format!("the {one} {first} is left out")),
+            count => Some(format!("{count} {more} are left out, the first of them {first}")),
         }
     }
 }
@@ -255,7 +273,7 @@ mod tests {
     use std::os::unix::net::UnixListener;
 
     fn packed(dir: &Path) -> (anyhow::Result<()>, Vec<u8>, LeftOut) {
-        let (mut bytes, mut left) = (Vec::new(), LeftOut::default());
+        let (mut bytes, mut left) = (Vec::new(), LeftOut::sockets());
         let done = pack(dir, &mut bytes, |_, _| Choice::ALL, |path| left.add(path));
         (done, bytes, left)
     }

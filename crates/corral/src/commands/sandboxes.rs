@@ -7,7 +7,9 @@ use corral_api::catalogue::{BatchItem, BatchResult, CommandList};
 use corral_api::command::{CommandStatus, Outcome};
 use corral_api::environment::Limits;
 use corral_api::image::{ImageRecord, SnapshotSpec};
-use corral_api::sandbox::{Checkpoint, ForkSpec, RollbackSpec, SandboxPage, SandboxSpec, SandboxStats, SandboxStatus};
+use corral_api::sandbox::{
+    Checkpoint, EndStatus, ForkSpec, RollbackSpec, SandboxPage, SandboxSpec, SandboxStats, SandboxStatus,
+};
 use serde::Serialize;
 use std::process::ExitCode;
 use std::time::Duration;
@@ -165,6 +167,12 @@ fn state_text(sandbox: &SandboxStatus) -> String {
         Some(end) => format!("{state} ({})", wire_name(&end.reason)),
         None => state,
     }
+}
+
+/// Why a sandbox ended, for a person.
+pub fn why(end: &EndStatus) -> String {
+    let reason = wire_name(&end.reason);
+    if end.message.is_empty() { reason } else { format!("{reason}: {}", end.message) }
 }
 
 /// A value of an enumeration as the API writes it.

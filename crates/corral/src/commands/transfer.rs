@@ -108,7 +108,7 @@ impl Upload {
         let kept = source.clone();
         tokio::task::spawn_blocking(move || {
             let mut pipe = Pipe { sender: sender.clone(), held: Vec::with_capacity(PIECE_BYTES), ended: false };
-            let mut left_out = LeftOut::default();
+            let mut left_out = LeftOut::sockets();
             let worked = work(&mut pipe, &mut left_out);
             // Noted before the stream ends in either way, as the outcome is asked for right after.
             kept.reading().left_out = left_out;

@@ -94,10 +94,11 @@ impl Core {
             *kept = None;
         }
         match (lazy.start_with(kept.as_ref()).await, kept.is_some()) {
-            (Ok(()), true) => {
+            (Ok(false), _) => {}
+            (Ok(true), true) => {
                 tracing::error!("the server of lazy reads and its holder ended: others go on, readers waited");
             }
-            (Ok(()), false) => {
+            (Ok(true), false) => {
                 tracing::error!("the server of lazy reads, its holder and their connection ended: others began");
                 self.lose_lazy().await;
             }
@@ -120,6 +121,9 @@ impl Core {
             }
             Err(_) => return,
         };
+        if lost.is_empty() {
+            return;
+        }
         let reads = |layers: &[Digest]| layers.iter().any(|digest| lost.contains(digest));
         let mut sandboxes = self.all();
         sandboxes.retain(|sandbox| reads(&sandbox.lock().record.environment.layers));

@@ -41,6 +41,8 @@ pub struct Lazy {
     /// How it is started.
     home: Option<Home>,
     link: tokio::sync::Mutex<Option<LazyLink>>,
+    /// Whether none may be started any more. Held while one is.
+    retired: tokio::sync::Mutex<bool>,
 }
 
 /// How a server is started.
@@ -72,7 +74,13 @@ impl Lazy {
                 Err(error) => tracing::warn!(%error, "the server of lazy reads stays at another version"),
             }
         }
-        Ok(Self { socket, root: root.to_owned(), home: Some(home), link: tokio::sync::Mutex::new(link) })
+        Ok(Self {
+            socket,
+            root: root.to_owned(),
+            home: Some(home),
+            link: tokio::sync::Mutex::new(link),
+            retired: tokio::sync::Mutex::default(),
+        })
     }
 
     /// The server that an earlier run of the node has left for a directory, be it that it answers or not.
@@ -82,18 +90,39 @@ impl Lazy {
             root: root.to_owned(),
             home: None,
             link: tokio::sync::Mutex::default(),
+            retired: tokio::sync::Mutex::default(),
         })
     }
 
-    /// Starts a server where there is none, with what was kept of a connection.
-    async fn start_with(&self, kept: Option<&Lifeline>) -> Result<(), ProcessError> {
-        let Some(Home { program, options, log }) = &self.home else { return Ok(()) };
+    /// Starts a server where there is none, with what was kept of a connection. Says whether it did.
+    async fn start_with(&self, kept: Option<&Lifeline>) -> Result<bool, ProcessError> {
+        let Some(Home { program, options, log }) = &self.home else { return Ok(false) };
+        let retired = self.retired.lock().await;
+        if *retired {
+            return Ok(false);
+        }
         let process = match kept {
             Some(kept) => LazyProcess::go_on(program, options, log, kept).await?,
             None => LazyProcess::ensure(program, options, log).await?,
         };
         *self.link.lock().await = Some(reaped(process));
-        Ok(())
+        Ok(true)
+    }
+
+    /// Sees to it that no server is started any more. One that does not answer is ended with its holder, so that what
+    /// waits for its reads can be ended and unmounted.
+    ///
+    /// # Errors
+    /// They do not end.
+    pub async fn retire(&self) -> Result<(), ProcessError> {
+        const WITHIN: Duration = Duration::from_secs(10);
+        *self.retired.lock().await = true;
+        let ask = async { LazyLink::connect(&self.socket).await?.who().await };
+        if !holder::is_held(&self.root) || matches!(tokio::time::timeout(WITHIN, ask).await, Ok(Ok(_))) {
+            return Ok(());
+        }
+        tracing::error!("the server of lazy reads does not answer: it is killed, with its holder");
+        corral_lazy::client::end(&self.root).await
     }
 
     /// A connection, made anew where the last one broke. The server may be on its way, so it is tried for a while.

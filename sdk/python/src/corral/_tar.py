@@ -92,7 +92,7 @@ def _walk(top: Path) -> Iterator[Path]:
     while stack:
         path = stack.pop()
         yield path
-        if path.is_dir() and not path.is_symlink():
+        if not path.is_symlink() and path.is_dir():
             with os.scandir(path) as entries:
                 stack.extend(sorted((Path(e.path) for e in entries), reverse=True))
 

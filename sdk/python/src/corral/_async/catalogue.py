@@ -216,7 +216,7 @@ class AsyncImages:
         """An image by its name."""
         return decode(ImageRecord, await self._transport.json(Request("GET", path("images", name))))
 
-    async def diff(self, name: str, from_: str, *, limit: int | None = None) -> ImageDiff:
+    async def diff(self, name: str, *, from_: str, limit: int | None = None) -> ImageDiff:
         """What differs between two images: paths added, changed and deleted since ``from_``."""
         params = {"from": from_} | query(limit=limit)
         return decode(

@@ -116,8 +116,9 @@ class AsyncSandbox:
         listed = await self._transport.json(Request("GET", self._path("checkpoints")))
         return [decode(Checkpoint, item) for item in listed["checkpoints"]]
 
-    async def drop_checkpoint(self, number: int) -> None:
+    async def drop_checkpoint(self, checkpoint: Checkpoint | int) -> None:
         """Removes a checkpoint."""
+        number = checkpoint if isinstance(checkpoint, int) else checkpoint.number
         await self._transport.send(Request("DELETE", self._path("checkpoints", str(number)), gone_is_done=True))
 
     async def rollback(self, checkpoint: Checkpoint | int) -> SandboxStatus:

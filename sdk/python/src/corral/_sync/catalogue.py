@@ -218,7 +218,7 @@ class Images:
         """An image by its name."""
         return decode(ImageRecord, self._transport.json(Request("GET", path("images", name))))
 
-    def diff(self, name: str, from_: str, *, limit: int | None = None) -> ImageDiff:
+    def diff(self, name: str, *, from_: str, limit: int | None = None) -> ImageDiff:
         """What differs between two images: paths added, changed and deleted since ``from_``."""
         params = {"from": from_} | query(limit=limit)
         return decode(ImageDiff, self._transport.json(Request("GET", path("images", name, "diff"), params=params)))

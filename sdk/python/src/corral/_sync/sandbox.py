@@ -118,8 +118,9 @@ class Sandbox:
         listed = self._transport.json(Request("GET", self._path("checkpoints")))
         return [decode(Checkpoint, item) for item in listed["checkpoints"]]
 
-    def drop_checkpoint(self, number: int) -> None:
+    def drop_checkpoint(self, checkpoint: Checkpoint | int) -> None:
         """Removes a checkpoint."""
+        number = checkpoint if isinstance(checkpoint, int) else checkpoint.number
         self._transport.send(Request("DELETE", self._path("checkpoints", str(number)), gone_is_done=True))
 
     def rollback(self, checkpoint: Checkpoint | int) -> SandboxStatus:
