@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import corral
+from conftest import SMALL
 from support import Server, processes, status_of, with_busybox
 
 # Forty files of half a megabyte that nothing else has.
@@ -35,13 +36,26 @@ def objects(store: Path) -> set[str]:
     return {str(path) for path in found if not any(part.startswith(".") for part in path.parts)}
 
 
-def lose_layers(server: Server) -> None:
-    """What a node is that was just added: it knows of images, and has no layer."""
-    assert server.stop() == 0
+def make_big(client: corral.Client, name: str = "big") -> tuple[str, str]:
+    """Makes an image of 20 MB that nothing else has. Returns the digests of its files and that of its own layer."""
+    with client.sandboxes.create("bb", limits=SMALL) as box:
+        box.exec(BIG, check=True)
+        sums = box.exec("cd /big; md5sum *", check=True).stdout
+        return sums, box.snapshot(name).layers[-1].digest
+
+
+def take_down(server: Server) -> None:
+    """Ends what an ended `corral up` has left, and makes sure that nothing stays on the host."""
     down = server.cli("down", "--data-dir", str(server.data))
     assert down.returncode == 0, down.stderr
     left = server.remains()
     assert not any(left.values()), left
+
+
+def lose_layers(server: Server) -> None:
+    """What a node is that was just added: it knows of images, and has no layer."""
+    assert server.stop() == 0
+    take_down(server)
     shutil.rmtree(server.data / "layers")
     server.start()
 

@@ -14,7 +14,7 @@ import pytest
 
 import corral
 from conftest import SMALL
-from stores import BIG, lazy_processes, lose_layers, node
+from stores import lazy_processes, lose_layers, make_big, node, take_down
 from support import Server, mounts, until
 
 pytestmark = pytest.mark.timeout(300)
@@ -26,10 +26,7 @@ READ_ALL = "cd /big; for f in *; do md5sum $f; sleep 0.02; done"
 def far_layer(scratch: Path) -> Iterator[tuple[Server, corral.Client, str]]:
     """A node that has nothing of the layers of `big`, and the digests of its files."""
     with node(scratch) as (server, client, _):
-        with client.sandboxes.create("bb", limits=SMALL) as box:
-            box.exec(BIG, check=True)
-            sums = box.exec("cd /big; md5sum *", check=True).stdout
-            box.snapshot("big")
+        sums, _ = make_big(client)
         lose_layers(server)
         yield server, client, sums
 
@@ -67,9 +64,7 @@ def test_both_end_under_readers(tmp_path: Path) -> None:
             with client.sandboxes.create("big", limits=SMALL) as other:
                 assert other.exec("cd /big; md5sum *").stdout == sums
         assert server.stop() == 0
-        assert server.cli("down", "--data-dir", str(server.data)).returncode == 0
-        left = server.remains()
-        assert not any(left.values()), left
+        take_down(server)
         server.start()
 
 
@@ -116,17 +111,11 @@ def test_a_node_taken_down_after_they_were_killed_leaves_nothing(tmp_path: Path)
         signal_all(server, signal.SIGKILL)
         until(lambda: not lazy_processes(server))
         assert len(lazy_mounts(server)) == 1
-        down = server.cli("down", "--data-dir", str(server.data))
-        assert down.returncode == 0, down.stderr
-        left = server.remains()
-        assert not any(left.values()), left
+        take_down(server)
         server.start()
         signal_all(server, signal.SIGSTOP)
         assert server.stop() == 0
-        down = server.cli("down", "--data-dir", str(server.data))
-        assert down.returncode == 0, down.stderr
-        left = server.remains()
-        assert not any(left.values()), left
+        take_down(server)
         server.start()
 
 
@@ -138,10 +127,7 @@ def test_a_node_is_taken_down_while_reads_hang(tmp_path: Path) -> None:
         signal_all(server, signal.SIGSTOP)
         time.sleep(1)  # nothing can be waited for: a read that hangs tells nobody
         server.kill()
-        down = server.cli("down", "--data-dir", str(server.data))
-        assert down.returncode == 0, down.stderr
-        left = server.remains()
-        assert not any(left.values()), left
+        take_down(server)
         server.start()
 
 

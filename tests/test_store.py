@@ -17,7 +17,7 @@ import pytest
 
 import corral
 from conftest import SMALL
-from stores import BIG, lazy_servers, lose_layers, node, objects, usage_of
+from stores import lazy_servers, lose_layers, make_big, node, objects, usage_of
 from support import Server, tar_of, until, with_busybox
 
 pytestmark = pytest.mark.timeout(300)
@@ -43,10 +43,7 @@ def test_a_node_without_layers_gets_them_from_the_store(tmp_path: Path) -> None:
 
 def test_what_is_not_read_is_not_fetched(tmp_path: Path) -> None:
     with node(tmp_path) as (server, client, _):
-        with client.sandboxes.create("bb", limits=SMALL) as box:
-            box.exec(BIG, check=True)
-            sums = box.exec("cd /big; md5sum *", check=True).stdout
-            digest = box.snapshot("big").layers[-1].digest
+        sums, digest = make_big(client)
         lose_layers(server)
         with client.sandboxes.create("big", limits=SMALL) as box:
             assert box.exec("ls /big | wc -l; stat -c %s /big/7").stdout == "40\n500000\n"
@@ -68,10 +65,7 @@ def test_what_is_not_read_is_not_fetched(tmp_path: Path) -> None:
 
 def test_the_server_of_lazy_reads_dies_under_readers(tmp_path: Path) -> None:
     with node(tmp_path) as (server, client, _):
-        with client.sandboxes.create("bb", limits=SMALL) as box:
-            box.exec(BIG, check=True)
-            sums = box.exec("cd /big; md5sum *", check=True).stdout
-            box.snapshot("big")
+        sums, _ = make_big(client)
         lose_layers(server)
         with client.sandboxes.create("big", limits=SMALL) as box:
             reader = box.start("for i in 1 2 3 4 5 6 7 8; do cd /big; for f in *; do md5sum $f; sleep 0.02; done; done")
@@ -92,9 +86,7 @@ def test_the_server_of_lazy_reads_dies_under_readers(tmp_path: Path) -> None:
 
 def test_a_read_that_cannot_be_served_is_the_platforms_fault(tmp_path: Path) -> None:
     with node(tmp_path) as (server, client, store):
-        with client.sandboxes.create("bb", limits=SMALL) as box:
-            box.exec(BIG, check=True)
-            box.snapshot("big")
+        make_big(client)
         lose_layers(server)
         with client.sandboxes.create("big", limits=SMALL) as box:
             assert box.exec("md5sum /big/1").ok
@@ -386,9 +378,7 @@ def metrics(server: Server) -> dict[str, float]:
 
 def test_what_is_read_is_counted(tmp_path: Path) -> None:
     with node(tmp_path) as (server, client, _):
-        with client.sandboxes.create("bb", limits=SMALL) as box:
-            box.exec(BIG, check=True)
-            digest = box.snapshot("big").layers[-1].digest
+        _, digest = make_big(client)
         lose_layers(server)
         with client.sandboxes.create("big", limits=SMALL) as box:
             assert box.exec("md5sum /big/7").ok
@@ -431,10 +421,7 @@ def test_the_cache_is_bounded_and_what_is_in_use_stays(tmp_path: Path) -> None:
     with node(tmp_path, "--cache-mib", "30") as (server, client, _):
         sums, layers = {}, {}
         for name in ("one", "two", "three"):
-            with client.sandboxes.create("bb", limits=SMALL) as box:
-                box.exec(BIG, check=True)
-                sums[name] = box.exec("cd /big; md5sum *", check=True).stdout
-                layers[name] = box.snapshot(name).layers[-1].digest
+            sums[name], layers[name] = make_big(client, name)
         # Three of 20 MB each were made here and are in the store.
         until(lambda: cached(server) <= 30 << 20, 30, "what was made first went")
         lose_layers(server)

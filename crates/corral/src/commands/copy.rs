@@ -4,7 +4,6 @@ use super::pack::LeftOut;
 use super::transfer::{self, Upload};
 use crate::cli::CpArgs;
 use crate::client::{ApiError, Client, fetch, send};
-use crate::output::tell;
 use anyhow::Context as _;
 use corral_api::files::{FileStatus, FileType, MkdirRequest};
 use corral_api::ids::SandboxId;
@@ -149,7 +148,9 @@ impl Copy<'_> {
                     }
                     // Last, since their modes may forbid what comes into them.
                     tar::EntryType::Directory => directories.push(entry),
-                    _ => drop(entry.unpack_in(&to).with_context(wrote)?),
+                    _ => {
+                        entry.unpack_in(&to).with_context(wrote)?;
+                    }
                 }
             }
             for mut directory in directories.into_iter().rev() {
@@ -157,10 +158,7 @@ impl Copy<'_> {
             }
             Ok(left_out)
         };
-        let left_out = tokio::task::spawn_blocking(unpack).await.context("unpacking failed")??;
-        if let Some(warning) = left_out.warning() {
-            tell(format_args!("corral: {warning}\n"));
-        }
+        tokio::task::spawn_blocking(unpack).await.context("unpacking failed")??.tell();
         Ok(())
     }
 }

@@ -11,6 +11,7 @@ use corral_api::image::{Change, ImageDiff, ImageRecord, ImportProgress};
 use corral_api::node::RegistryImport;
 use corral_api::query::{ImageUpload, LayerUpload, UploadKind};
 use indicatif::{ProgressBar, ProgressStyle};
+use reqwest::RequestBuilder;
 use std::collections::HashMap;
 use std::io::{IsTerminal as _, Read as _};
 use std::path::Path;
@@ -85,10 +86,7 @@ pub async fn layer(client: &Client, command: &LayerCommand, json: bool) -> anyho
         LayerCommand::Build { kind, at, source } => {
             let query = LayerUpload { kind: *kind, at: at.clone() };
             let request = client.put(&["v1", "layers"]).query(&query).header("content-type", "application/x-tar");
-            let upload = Upload::of(source).await?;
-            let request = request.body(upload.body);
-            let built = async { follow(Lines::new(send(request).await?), json).await };
-            upload.source.settle(built.await)?;
+            upload(request, source, json).await?;
         }
         LayerCommand::Ls => {
             let split = |page: LayerList| (page.layers, page.next_cursor);
@@ -201,10 +199,7 @@ async fn import(client: &Client, args: &ImportArgs, json: bool) -> anyhow::Resul
         let name = name.context("--name is needed for this source")?;
         let query = ImageUpload { kind: layout(path, args.kind), platform: args.platform.clone() };
         let request = client.put(&["v1", "images", &name]).query(&query);
-        let upload = Upload::of(&args.source).await?;
-        let request = request.header("content-type", "application/x-tar").body(upload.body);
-        let imported = async { follow(Lines::new(send(request).await?), json).await };
-        upload.source.settle(imported.await)
+        upload(request.header("content-type", "application/x-tar"), &args.source, json).await
     } else {
         anyhow::ensure!(args.kind.is_none(), "--kind is for local sources, and there is no file {}", args.source);
         let body = RegistryImport {
@@ -217,6 +212,13 @@ async fn import(client: &Client, args: &ImportArgs, json: bool) -> anyhow::Resul
         };
         follow(Lines::new(send(client.post(&["v1", "images:import"]).json(&body)).await?), json).await
     }
+}
+
+/// Sends the bytes of a source and follows what becomes of them.
+async fn upload(request: RequestBuilder, source: &str, json: bool) -> anyhow::Result<()> {
+    let Upload { body, source, .. } = Upload::of(source).await?;
+    let followed = async { follow(Lines::new(send(request.body(body)).await?), json).await };
+    source.settle(followed.await)
 }
 
 /// Whether a source cannot be meant as a reference of a registry: those of registries have a tag or no such ending.

@@ -4,6 +4,7 @@
 //! other side must not take half of it for the whole. What a file gains meanwhile at its end is no change: it is sent as
 //! long as it was. Sockets mean nothing elsewhere and are left out, as tar and docker do.
 
+use crate::output::{printable, tell};
 use anyhow::Context as _;
 use std::cmp::Ordering;
 use std::ffi::OsStr;
@@ -256,9 +257,16 @@ impl LeftOut {
         self.count += 1;
     }
 
-    /// What to say of it, if anything.
-    pub fn warning(&self) -> Option<String> {
-        let ([one, more], first) = (self.kind, self.first.display());
+    /// Says what it is on standard error, if anything.
+    pub fn tell(&self) {
+        if let Some(warning) = self.warning() {
+            tell(format_args!("corral: {warning}\n"));
+        }
+    }
+
+    /// What to say of it, if anything. Names may be those of a sandbox.
+    fn warning(&self) -> Option<String> {
+        let ([one, more], first) = (self.kind, printable(&self.first.to_string_lossy()));
         match self.count {
             0 => None,
             1 => Some(format!("the {one} {first} is left out")),
@@ -334,6 +342,13 @@ mod tests {
         let (_, bytes, left) = packed(dir.path());
         assert!(left.warning().unwrap().starts_with("2 sockets are left out, the first of them /"));
         assert_eq!(tar::Archive::new(bytes.as_slice()).entries().unwrap().count(), 2);
+    }
+
+    #[test]
+    fn what_is_told_of_names_does_not_steer_a_terminal() {
+        let mut left = LeftOut::special();
+        left.add(Path::new("a\u{1b}[2Jb"));
+        assert_eq!(left.warning().unwrap(), "the pipe or device a\u{fffd}[2Jb is left out");
     }
 
     #[test]

@@ -1,7 +1,6 @@
 //! Uploads of files, standard input and directories (as tar), and downloads, as streams of bounded memory.
 
 use super::pack::{Choice, LeftOut, Whole, pack};
-use crate::output::{printable, tell};
 use anyhow::Context as _;
 use bytes::Bytes;
 use futures_util::TryStreamExt as _;
@@ -55,9 +54,7 @@ impl Source {
             return Err(failed);
         }
         let done = outcome?;
-        if let Some(warning) = reading.left_out.warning() {
-            tell(format_args!("corral: {}\n", printable(&warning)));
-        }
+        reading.left_out.tell();
         Ok(done)
     }
 }

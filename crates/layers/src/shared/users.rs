@@ -41,7 +41,9 @@ impl SharedLayers {
         if was_joined && !is_marked {
             return Ok(Joined::Astray);
         }
-        self.store.put(mark, bytes::Bytes::new()).await.map_err(SharedError::Remote)?;
+        if !is_marked {
+            self.store.put(mark, bytes::Bytes::new()).await.map_err(SharedError::Remote)?;
+        }
         if !was_joined {
             let path = self.joined_path();
             std::fs::write(&path, format!("{text}{store}\n")).map_err(|e| SharedError::io("write", &path, e))?;

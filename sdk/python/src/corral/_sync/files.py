@@ -119,8 +119,7 @@ class Files:
         """Copies a local file in, of any size in constant memory. Its permission bits go with it."""
         size = os.stat(source)
         mode = size.st_mode & 0o777 if mode is None else mode
-        body = lambda: _backend.from_iterator(lambda: _tar.read(source))  # noqa: E731
-        return self._put(file, body, mode, parents, user, {})
+        return self._put(file, lambda: _backend.from_iterator(lambda: _tar.read(source)), mode, parents, user, {})
 
     def download(self, file: str, target: str | os.PathLike[str], *, user: str | None = None) -> Path:
         """Copies a file out, of any size in constant memory; the target appears when it is whole."""
